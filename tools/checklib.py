@@ -1,0 +1,66 @@
+"""What the checks share: the tree to look at, the C files in it, and how a result is told.
+
+Each check is a program: `check-NAME [--root DIR]` prints "ok NAME", "FAIL NAME: why" or "skip NAME # why" and exits 1 on FAIL.
+"""
+import argparse
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+CODE_FOLDERS = ["include", "src", "cli", "tests", "examples", "bench", "python"]
+
+_COMMENT_OR_STRING = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+
+
+def root_from_args(doc: str) -> pathlib.Path:
+    return parse_args(doc).root
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=doc.split("\n")[0])
+    result.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent,
+                        help="the tree to look at")
+    return result
+
+
+def parse_args(doc: str) -> argparse.Namespace:
+    return parser(doc).parse_args()
+
+
+def c_files(root: pathlib.Path, suffixes: tuple[str, ...] = (".c", ".h")) -> Iterator[pathlib.Path]:
+    """Files of the code folders, relative to the root, sorted."""
+    for folder in CODE_FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in suffixes and path.is_file():
+                yield path.relative_to(root)
+
+
+def without_comments(text: str, strings: bool = True) -> str:
+    """The code with comments blanked, and strings too unless `strings`; line numbers stay."""
+
+    def blank(match: re.Match[str]) -> str:
+        token = match.group()
+        if strings and token[0] in "\"'":
+            return token
+        return (token[0] * 2 if token[0] in "\"'" else " ") + "\n" * token.count("\n")
+
+    return _COMMENT_OR_STRING.sub(blank, text)
+
+
+def report(name: str, problems: list[str], most: int = 40) -> None:
+    """Tells the result and exits."""
+    if not problems:
+        print(f"ok {name}")
+        sys.exit(0)
+    print(f"FAIL {name}: {len(problems)} found")
+    for problem in problems[:most]:
+        print(f"  {problem}")
+    if len(problems) > most:
+        print(f"  and {len(problems) - most} more")
+    sys.exit(1)
+
+
+def skip(name: str, why: str) -> None:
+    print(f"skip {name} # {why}")
+    sys.exit(0)
