@@ -1,0 +1,49 @@
+# The front door. The build itself is Meson + Ninja (meson.build); this installs what is missing and calls them.
+#
+#   make build     the command-line program at build/sidestream
+#   make demo      build it and run its demo: a GPU where there is one, else the software device
+#   make test      every test in every variant (gcc, clang with ASan+UBSan, clang with TSan) and the checks
+#   make quick     the tests in the gcc variant, and the checks
+#   make install   PREFIX=/usr/local, DESTDIR= for packagers
+#   make format    clang-format over the C files
+#   make clean     remove build/ (but for its Meson)
+#
+# BUILD=dir builds somewhere else than build/.
+
+BUILD ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+export BUILD
+
+.PHONY: all build demo test quick install format clean distclean
+
+all: build
+
+build:
+	@tools/setup build
+	@tools/build product
+
+demo: build
+	@$(BUILD)/sidestream demo
+
+test:
+	@tools/setup test
+	@tools/run-tests
+
+quick:
+	@tools/setup test
+	@tools/run-tests --variant gcc
+
+install: build
+	@tools/build install "$(PREFIX)" "$(DESTDIR)"
+
+format:
+	@tools/setup test
+	@tools/check-format --fix
+
+# Keeps the virtual environment with Meson: it is a tool, not a product.
+clean:
+	@if [ -d "$(BUILD)" ]; then find "$(BUILD)" -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +; fi
+
+distclean:
+	@rm -rf "$(BUILD)"
