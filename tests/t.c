@@ -48,7 +48,7 @@ const char *__asan_default_options(void)
 
 const char *__ubsan_default_options(void)
 {
-    return "print_stacktrace=1:halt_on_error=1";
+    return "print_stacktrace=1";
 }
 
 const char *__tsan_default_options(void)
