@@ -5,16 +5,14 @@ Each check is a program: `check-NAME [--root DIR]` prints "ok NAME", "FAIL NAME:
 import argparse
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 
 CODE_FOLDERS = ["include", "src", "cli", "tests", "examples", "bench", "python"]
 
 _COMMENT_OR_STRING = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
-
-
-def root_from_args(doc: str) -> pathlib.Path:
-    return parse_args(doc).root
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -24,8 +22,8 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return result
 
 
-def parse_args(doc: str) -> argparse.Namespace:
-    return parser(doc).parse_args()
+def root_from_args(doc: str) -> pathlib.Path:
+    return parser(doc).parse_args().root
 
 
 def c_files(root: pathlib.Path, suffixes: tuple[str, ...] = (".c", ".h")) -> Iterator[pathlib.Path]:
@@ -64,3 +62,12 @@ def report(name: str, problems: list[str], most: int = 40) -> None:
 def skip(name: str, why: str) -> None:
     print(f"skip {name} # {why}")
     sys.exit(0)
+
+
+def launcher(variant: str) -> list[str | pathlib.Path]:
+    """What to put before a test program's command: older ThreadSanitizers do not start where addresses are very random."""
+    bits = pathlib.Path("/proc/sys/vm/mmap_rnd_bits")
+    if variant != "tsan" or not bits.exists() or int(bits.read_text()) <= 28 or shutil.which("setarch") is None:
+        return []
+    works = subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0
+    return ["setarch", "-R"] if works else []
