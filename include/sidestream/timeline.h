@@ -63,7 +63,8 @@ typedef struct side_account {
 /* Spans must be sorted by begin_ns, else SIDE_INVALID. n may be 0: all zero. */
 SIDE_API side_status side_timeline_account(const side_span *spans, size_t n, side_account *account);
 /* The least time in which n uniform items can pass t (H2D), c (compute) and d (D2H; 0: no such lane) seconds a lane:
- * (n-1)*max + sum. copy_engines 1: H2D and D2H share one lane, max over {t+d, c}: a lower bound. */
+ * (n-1)*max(t,c,d) + t+c+d. copy_engines 1: H2D and D2H share one lane; max of n*(t+d), t+n*c+d, n*t+c+d and t+c+n*d, which is the
+ * same where d is 0 and else a lower bound. */
 SIDE_API double side_timeline_bound(uint64_t n, double t, double c, double d, int copy_engines);
 
 /* Receives text in pieces; returns 0, or non-zero to stop (the call then returns SIDE_IO). */
@@ -79,11 +80,21 @@ typedef struct side_draw {
 } side_draw;
 #define SIDE_DRAW_INIT { sizeof(side_draw), 0, false, NULL, NULL, 0, 0 }
 
-/* Lanes H2D / compute / D2H over time; one column stands for an interval and shows the item's number (mod 10) that filled most of it. */
+/* Lanes H2D / compute / D2H over time. One column stands for an interval and belongs to the item that filled most of it; a run of an item's
+ * columns carries the number (mod 10) once, neighbours differ in shade. Width 24..1000. Spans of a lane that overlap take further rows. */
 SIDE_API side_status side_timeline_text(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write, void *user);
-/* One self-contained SVG document. */
+/* One self-contained SVG document. Width 240..16384. */
 SIDE_API side_status side_timeline_svg(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write, void *user);
-/* Chrome trace JSON ("X" events, one thread a lane and stream; overlapping spans of one lane and stream get tracks of their own). */
+
+typedef struct side_timeline_part {
+    const side_span *spans;
+    size_t count;
+    const char *title; /* NULL: none */
+} side_timeline_part;
+/* Timelines below each other in one document, over one time scale; each begins at its own first span. */
+SIDE_API side_status side_timeline_svg_stack(const side_timeline_part *parts, size_t count, const side_draw *draw, side_write_fn *write, void *user);
+/* Chrome trace JSON ("X" events, one thread a lane and stream; overlapping spans of one lane and stream get tracks of their own). Spans that
+ * the window cuts are whole. SIDE_TOO_LARGE: over 512 tracks. */
 SIDE_API side_status side_timeline_trace(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write, void *user);
 
 #ifdef __cplusplus
