@@ -74,7 +74,7 @@ SIDE_API side_status side_slots_destroy(side_slots *slots);
 /* Begin to write. key: RING ignores it; TABLE: the new key (SIDE_INVALID if present). Blocks the host until the slot is free (R7), then makes
  * `writer` wait for exactly the readers of the previous generation (R1). */
 SIDE_API side_status side_slots_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot);
-/* SIDE_AGAIN instead of blocking for another thread. For writer NULL also where readers have not drained on the device yet. */
+/* SIDE_AGAIN instead of blocking; for writer NULL also where readers have not drained on the device yet. */
 SIDE_API side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot);
 /* The slot is filled by what is queued on `writer` so far (NULL: now). ticket may be NULL. On failure the slot is poisoned. */
 SIDE_API side_status side_slots_publish(side_slots *slots, const side_slot *slot, side_stream *writer, side_ticket *ticket);

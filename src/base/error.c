@@ -18,10 +18,9 @@ static struct {
 static const struct {
     side_status status;
     const char *name, *text;
-} status_table[] = {
-    {SIDE_OK, "SIDE_OK", "success"},
+} status_table[] = {{SIDE_OK, "SIDE_OK", "success"},
 #define X(name, value, text) {name, #name, text},
-    SIDE_STATUS_MAP(X)
+                    SIDE_STATUS_MAP(X)
 #undef X
 };
 
@@ -46,7 +45,8 @@ const side_error *side_last_error(void)
     return &last_error;
 }
 
-static side_status set(side_status status, const char *where, int os_errno, int code, const char *format, va_list args)
+__attribute__((format(printf, 5, 0))) static side_status set(side_status status, const char *where, int os_errno,
+                                                             int code, const char *format, va_list args)
 {
     side_error e = {.status = status, .os_errno = os_errno, .device_code = code, .where = where};
     int n = vsnprintf(e.message, sizeof(e.message), format, args);
@@ -130,11 +130,12 @@ side_status options_copy(void *dst, size_t dst_bytes, const void *src, size_t mi
         return SIDE_OK;
     memcpy(&n, src, sizeof(n));
     if (n < min_bytes)
-        return error_set(SIDE_INVALID, where, "options.size is %zu; fill the struct with its _INIT macro (%zu)", n, dst_bytes);
+        return error_set(SIDE_INVALID, where, "options.size is %zu; fill the struct with its _INIT macro (%zu)", n,
+                         dst_bytes);
     for (size_t i = dst_bytes; i < n; i++)
         if (((const unsigned char *)src)[i] != 0)
-            return error_set(SIDE_UNSUPPORTED, where, "options byte %zu is set, which this version (%s) does not know", i,
-                             side_version());
+            return error_set(SIDE_UNSUPPORTED, where, "options byte %zu is set, which this version (%s) does not know",
+                             i, side_version());
     memcpy(dst, src, n < dst_bytes ? n : dst_bytes);
     memcpy(dst, &dst_bytes, sizeof(dst_bytes));
     return SIDE_OK;

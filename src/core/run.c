@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The driver: one thread of the caller's takes items in order and queues compute, by side_pipeline_run (push) or by the caller's own loop (pull). Both go through
+ * item_begin and item_end.
+ */
+#include "pipeline.h"
+
+#include "error.h"
+#include "log.h"
+#include "os.h"
+
+#include <string.h>
+
+static uint64_t now(side_pipeline *p)
+{
+    return p->device->ops->now(p->device->context);
+}
+
+/* ---------------------------------------------------------------- passes */
+
+static side_status pass_begin(side_pipeline *p)
+{
+    side_status r = slots_restart(p->in);
+
+    if (r == SIDE_OK && p->out != NULL)
+        r = slots_restart(p->out);
+    if (r == SIDE_OK && p->feed.host_in != NULL)
+        r = slots_restart(p->feed.host_in);
+    if (r == SIDE_OK && p->drain.host_out != NULL)
+        r = slots_restart(p->drain.host_out);
+    if (r != SIDE_OK)
+        return r;
+    feed_restart(p);
+    drain_restart(p);
+    p->next_item = p->done_items = p->bytes_out = 0;
+    p->held = 0;
+    atomic_store(&p->bytes_in, 0);
+    atomic_store(&p->fill_ns, 0);
+    atomic_store(&p->drain_ns, 0);
+    p->stats.source_wait_s = p->stats.sink_wait_s = p->stats.device_wait_s = 0;
+    p->in_pass = true;
+    pthread_mutex_lock(&p->mutex);
+    p->start_ns = now(p);
+    p->busy = p->thread_count;
+    p->pass++;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->mutex);
+    return SIDE_OK;
+}
+
+/* No more results will come; the d2h thread ends the rest. */
+static void pass_close(side_pipeline *p)
+{
+    if (p->out != NULL)
+        slots_close(p->out);
+}
+
+static void threads_wait(side_pipeline *p)
+{
+    pthread_mutex_lock(&p->mutex);
+    while (p->busy > 0)
+        pthread_cond_wait(&p->changed, &p->mutex);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+/* Everything that the pass has queued is done: on success by its own fences alone. */
+static side_status wait_fences(side_pipeline *p)
+{
+    side_status r = SIDE_OK;
+
+    for (uint32_t i = 0; i < p->window && r == SIDE_OK; i++)
+        r = fence_wait(&p->finished[i], p->device, NULL, p->options.timeout_s, SITE_NONE);
+    if (r == SIDE_OK)
+        r = side_slots_drain(p->in, p->options.timeout_s);
+    if (r == SIDE_OK && p->out != NULL)
+        r = side_slots_drain(p->out, p->options.timeout_s);
+    return r;
+}
+
+/* A failed call may have queued what no fence covers: wait for the streams themselves. */
+static side_status stream_drain(side_pipeline *p, side_stream *stream)
+{
+    const struct side_device_ops *ops = p->device->ops;
+    uint64_t deadline = os_now_ns() + (uint64_t)(p->options.timeout_s * 1e9);
+    side_status r = side_stream_sync(stream, p->options.timeout_s);
+
+    if (r == SIDE_OK || r == SIDE_STUCK || r == SIDE_DEVICE_LOST)
+        return r;
+    while ((r = ops->stream_query(stream->handle)) == SIDE_AGAIN && os_now_ns() < deadline) /* no event to be had: ask */
+        os_sleep_ns(10000);
+    return r == SIDE_AGAIN
+               ? error_set(SIDE_STUCK, "side_pipeline", "a stream did not drain within %g s", p->options.timeout_s)
+               : r;
+}
+
+static bool drain_streams(side_pipeline *p)
+{
+    bool stuck = p->h2d != NULL && stream_drain(p, p->h2d) == SIDE_STUCK;
+
+    for (uint32_t i = 0; i < p->stream_count && !stuck; i++)
+        stuck = stream_drain(p, p->compute[i]) == SIDE_STUCK;
+    return stuck || (p->d2h != NULL && stream_drain(p, p->d2h) == SIDE_STUCK);
+}
+
+/* Ends the pass: waits for threads and device. On a failure drains (R5) and returns it, or SIDE_STUCK. */
+static side_status pass_end(side_pipeline *p, side_status r)
+{
+    side_error cause;
+
+    if (r != SIDE_OK)
+        pipeline_fail(p, r);
+    else
+        pass_close(p);
+    threads_wait(p);
+    p->in_pass = false;
+    r = pipeline_check(p);
+    if (r == SIDE_OK) {
+        r = wait_fences(p);
+        if (r != SIDE_OK)
+            pipeline_fail(p, r);
+    }
+    if (r == SIDE_OK)
+        return SIDE_OK;
+    error_copy(&cause);
+    if (drain_streams(p)) {
+        p->stuck = true;
+        log_message(SIDE_LEVEL_WARN, "pipeline", "the device did not drain; its memory is kept");
+        return error_set(SIDE_STUCK, cause.where, "after %s the device did not drain within %g s; its memory is kept",
+                         cause.message, p->options.timeout_s);
+    }
+    return error_restore(&cause);
+}
+
+side_status pipeline_abort(side_pipeline *p)
+{
+    return pass_end(p, error_set(SIDE_CANCELLED, "side_pipeline", "cancelled"));
+}
+
+/* ---------------------------------------------------------------- one item */
+
+/* Blocks while more than `window` items are queued and unfinished (R4, R6). */
+static side_status window_wait(side_pipeline *p, uint64_t item)
+{
+    uint64_t t = now(p);
+    side_status r = fence_wait(&p->finished[item % p->window], p->device, NULL, p->options.timeout_s, SITE_WINDOW);
+    p->stats.device_wait_s += (double)(now(p) - t) * 1e-9;
+    return r;
+}
+
+/* Makes item number p->next_item ready on `stream`, with room for its result. SIDE_END: there is none. */
+static side_status item_begin(side_pipeline *p, side_stream *stream, side_item *item)
+{
+    uint64_t number = p->next_item;
+    side_status r = pipeline_check(p);
+    uint64_t t;
+
+    if (r == SIDE_OK)
+        r = window_wait(p, number);
+    if (r == SIDE_OK)
+        r = feed_pump(p, number);
+    memset(item, 0, sizeof(*item));
+    t = now(p);
+    if (r == SIDE_OK)
+        r = side_slots_take(p->in, number, stream, &item->slot);
+    p->stats.source_wait_s += (double)(now(p) - t) * 1e-9;
+    if (r != SIDE_OK)
+        return r;
+    item->number = number;
+    item->data = item->slot.data;
+    item->bytes = p->in_meta[item->slot.index].bytes;
+    item->lane = (uint32_t)(number % p->stream_count);
+    if (p->out != NULL) {
+        t = now(p);
+        r = side_slots_acquire(p->out, 0, stream, &item->result_slot);
+        p->stats.sink_wait_s += (double)(now(p) - t) * 1e-9;
+        item->result = item->result_slot.data;
+        item->result_bytes = p->options.result_bytes;
+    }
+    p->next_item += r == SIDE_OK;
+    return r;
+}
+
+/* What is queued on `stream` has read the item and written its result. */
+static side_status item_end(side_pipeline *p, side_stream *stream, const side_item *item)
+{
+    side_status r;
+
+    r = p->out != NULL ? drain_check(p, item->number, item->result_bytes) : SIDE_OK;
+    if (r != SIDE_OK)
+        return r;
+    r = side_slots_release(p->in, &item->slot, stream);
+    if (r == SIDE_OK && p->out != NULL) {
+        p->out_meta[item->result_slot.index] = (struct meta){.item = item->number, .bytes = item->result_bytes};
+        p->bytes_out += item->result_bytes;
+        r = side_slots_publish(p->out, &item->result_slot, stream, NULL);
+        if (r == SIDE_OK && p->drain.host_out == NULL)
+            r = drain_direct(p, item->number);
+    }
+    if (r == SIDE_OK) /* D2H is bounded by its ring: item number + depth cannot be computed before */
+        r = fence_record(&p->finished[item->number % p->window], p->device, stream);
+    p->done_items += r == SIDE_OK;
+    return r;
+}
+
+/* ---------------------------------------------------------------- push */
+
+static side_status compute(side_pipeline *p, side_stream *stream, side_item *item)
+{
+    struct log_ranges ranges = {item->data, item->result, item->bytes, item->result_bytes};
+    uint32_t span = log_begin(p->options.log, stream, SIDE_LANE_COMPUTE, "compute", item->number, item->bytes, &ranges);
+    int rc = p->options.compute(p->options.compute_user, stream, item);
+
+    log_end(p->options.log, stream, span);
+    if (rc != 0)
+        return error_set_errno(SIDE_CALLBACK, "compute", rc, "the compute callback returned %d for item %llu", rc,
+                               (unsigned long long)item->number);
+    return SIDE_OK;
+}
+
+static void set_stats(side_pipeline *p)
+{
+    side_pipeline_stats *s = &p->stats;
+
+    s->items = p->done_items;
+    s->bytes_in = atomic_load(&p->bytes_in);
+    s->bytes_out = p->bytes_out;
+    s->time_s = (double)(now(p) - p->start_ns) * 1e-9;
+    s->stage_busy_s = (double)atomic_load(&p->fill_ns) * 1e-9;
+    s->drain_busy_s = (double)atomic_load(&p->drain_ns) * 1e-9;
+}
+
+static side_status usable(side_pipeline *p, const char *where)
+{
+    side_status r = p != NULL ? os_fork_check(p->fork_generation, where)
+                              : error_set(SIDE_INVALID, where, "pipeline is NULL");
+
+    if (r == SIDE_OK && p->stuck)
+        r = error_set(SIDE_STUCK, where, "the device did not drain in an earlier pass");
+    return r == SIDE_OK ? pipeline_check(p) : r;
+}
+
+side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stats)
+{
+    side_pipeline *p = pipeline;
+    side_status r = usable(p, "side_pipeline_run");
+    side_item item;
+
+    if (r == SIDE_OK && p->options.compute == NULL)
+        r = error_set(SIDE_STATE, "side_pipeline_run",
+                      "options.compute is NULL: this pipeline is for side_pipeline_next");
+    if (r == SIDE_OK && p->in_pass)
+        r = error_set(SIDE_STATE, "side_pipeline_run", "a pulling loop is under way; rewind first");
+    if (r == SIDE_OK)
+        r = pass_begin(p);
+    if (r != SIDE_OK)
+        return r;
+    for (;;) {
+        side_stream *stream = p->compute[p->next_item % p->stream_count];
+        r = item_begin(p, stream, &item);
+        if (r == SIDE_OK)
+            r = compute(p, stream, &item);
+        if (r == SIDE_OK)
+            r = item_end(p, stream, &item);
+        if (r != SIDE_OK)
+            break;
+        if (p->options.progress != NULL)
+            p->options.progress(p->options.progress_user, p->done_items, atomic_load(&p->bytes_in), p->bytes_out);
+    }
+    r = pass_end(p, r == SIDE_END ? SIDE_OK : r);
+    set_stats(p);
+    if (stats != NULL)
+        *stats = p->stats;
+    return r;
+}
+
+/* ---------------------------------------------------------------- pull */
+
+side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, side_item *item)
+{
+    side_pipeline *p = pipeline;
+    side_status r = usable(p, "side_pipeline_next");
+    side_item got;
+
+    if (r == SIDE_OK && (stream == NULL || item == NULL || stream->device != p->device))
+        r = error_set(SIDE_INVALID, "side_pipeline_next", "item or stream is NULL, or stream is of another device");
+    if (r == SIDE_OK && !p->in_pass)
+        r = pass_begin(p);
+    if (r == SIDE_OK && p->held >= p->depth)
+        return error_set(SIDE_WOULD_DEADLOCK, "side_pipeline_next",
+                         "all %u items are held: call side_pipeline_done for one first", p->depth);
+    if (r != SIDE_OK)
+        return r;
+    r = item_begin(p, stream, &got);
+    if (r == SIDE_OK) {
+        p->held++;
+        *item = got;
+    } else if (r != SIDE_END) {
+        r = pass_end(p, r);
+    } else if (p->held == 0) {
+        r = pass_end(p, SIDE_OK);
+        set_stats(p);
+        r = r == SIDE_OK ? SIDE_END : r;
+    }
+    return r;
+}
+
+side_status side_pipeline_done(side_pipeline *pipeline, side_item *item, side_stream *stream)
+{
+    side_pipeline *p = pipeline;
+    side_status r = usable(p, "side_pipeline_done");
+
+    if (r == SIDE_OK && (stream == NULL || item == NULL || stream->device != p->device))
+        r = error_set(SIDE_INVALID, "side_pipeline_done", "item or stream is NULL, or stream is of another device");
+    if (r == SIDE_OK && (p->held == 0 || item->slot.data == NULL))
+        r = error_set(SIDE_STATE, "side_pipeline_done", "the item is not held");
+    if (r != SIDE_OK)
+        return r;
+    r = item_end(p, stream, item);
+    if (r == SIDE_TOO_LARGE || r == SIDE_STALE || r == SIDE_STATE)
+        return r; /* refused before anything was queued */
+    p->held--;
+    item->slot.data = NULL;
+    return r == SIDE_OK ? SIDE_OK : pass_end(p, r);
+}
+
+/* Takes what was copied ahead, so that the feeding side can end; the H2D stream is its reader, so nothing waits for compute. */
+static side_status skip_rest(side_pipeline *p)
+{
+    side_slot slot;
+    side_status r = SIDE_OK;
+
+    feed_stop(p);
+    for (uint64_t i = p->next_item; r == SIDE_OK; i++) {
+        r = side_slots_take(p->in, i, p->h2d, &slot);
+        if (r == SIDE_OK)
+            r = side_slots_release(p->in, &slot, p->h2d);
+    }
+    return r == SIDE_END ? SIDE_OK : r;
+}
+
+side_status side_pipeline_rewind(side_pipeline *pipeline)
+{
+    side_pipeline *p = pipeline;
+    side_status r = usable(p, "side_pipeline_rewind");
+
+    if (r != SIDE_OK || !p->in_pass)
+        return r;
+    if (p->held != 0)
+        return error_set(SIDE_STATE, "side_pipeline_rewind", "%u items are not done", p->held);
+    r = skip_rest(p);
+    r = pass_end(p, r);
+    set_stats(p);
+    return r;
+}
+
+side_status side_pipeline_get_stats(side_pipeline *pipeline, side_pipeline_stats *stats)
+{
+    side_status r = pipeline != NULL ? os_fork_check(pipeline->fork_generation, "side_pipeline_get_stats")
+                                     : error_set(SIDE_INVALID, "side_pipeline_get_stats", "pipeline is NULL");
+    if (r == SIDE_OK && stats == NULL)
+        r = error_set(SIDE_INVALID, "side_pipeline_get_stats", "stats is NULL");
+    if (r != SIDE_OK)
+        return r;
+    if (pipeline->in_pass)
+        set_stats(pipeline);
+    *stats = pipeline->stats;
+    return SIDE_OK;
+}

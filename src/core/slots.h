@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT
+ * Slots as the pipeline uses them: the public calls plus an end of input and a cancel flag. */
+#ifndef CORE_SLOTS_H
+#define CORE_SLOTS_H
+
+#include "fence.h"
+
+#include <stdatomic.h>
+
+/* Which ring this is (enum fence_site, the even value) and whose flag ends every blocking call with SIDE_CANCELLED (NULL: none). Before first use. */
+void slots_configure(side_slots *slots, int site, const atomic_bool *cancel);
+/* RING: nothing more will be acquired: take of numbers not given out so far returns SIDE_END. */
+void slots_close(side_slots *slots);
+/* RING: every item was released: numbering starts at 0 again, open; fences are kept. SIDE_STATE while something is open. */
+side_status slots_restart(side_slots *slots);
+/* Invariants, for tests and asserts. */
+bool slots_is_valid(side_slots *slots);
+
+#endif
