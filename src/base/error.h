@@ -18,8 +18,7 @@ void error_copy(side_error *to);
 side_status error_restore(const side_error *from); /* returns from->status */
 
 /* Formats only where a callback wants the level. */
-void log_message(side_level level, const char *component, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void log_message(side_level level, const char *component, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* dst: full struct of dst_bytes, size field first, preset by its initialiser. Takes a caller's options whatever header it was built with: what it
  * lacks stays zero, what we do not know must be zero. min_bytes: the struct as first released. src NULL: defaults. */

@@ -49,7 +49,8 @@ unsigned os_local_world(void)
 bool os_env_flag(const char *name)
 {
     const char *s = getenv(name);
-    return s != NULL && (strcmp(s, "1") == 0 || strcasecmp(s, "yes") == 0 || strcasecmp(s, "true") == 0 || strcasecmp(s, "on") == 0);
+    return s != NULL &&
+           (strcmp(s, "1") == 0 || strcasecmp(s, "yes") == 0 || strcasecmp(s, "true") == 0 || strcasecmp(s, "on") == 0);
 }
 
 static atomic_uint fork_generation;
@@ -75,7 +76,8 @@ side_status os_fork_check(unsigned generation, const char *where)
 {
     if (os_fork_generation() == generation)
         return SIDE_OK;
-    return error_set(SIDE_FORKED, where, "the object was made before fork(); fork first, then open the device in the child");
+    return error_set(SIDE_FORKED, where,
+                     "the object was made before fork(); fork first, then open the device in the child");
 }
 
 side_status os_thread_create(pthread_t *thread, const char *name, void *(*fn)(void *), void *arg)
@@ -112,10 +114,10 @@ bool os_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t d
 #ifdef SIDE_TESTING
 ssize_t (*os_test_pread)(int fd, void *data, size_t bytes, off_t offset);
 ssize_t (*os_test_pwrite)(int fd, const void *data, size_t bytes, off_t offset);
-#define OS_PREAD(...) (os_test_pread != NULL ? os_test_pread(__VA_ARGS__) : pread(__VA_ARGS__))
+#define OS_PREAD(...)  (os_test_pread != NULL ? os_test_pread(__VA_ARGS__) : pread(__VA_ARGS__))
 #define OS_PWRITE(...) (os_test_pwrite != NULL ? os_test_pwrite(__VA_ARGS__) : pwrite(__VA_ARGS__))
 #else
-#define OS_PREAD(...) pread(__VA_ARGS__)
+#define OS_PREAD(...)  pread(__VA_ARGS__)
 #define OS_PWRITE(...) pwrite(__VA_ARGS__)
 #endif
 

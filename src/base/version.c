@@ -2,7 +2,7 @@
 #include "sidestream.h"
 
 #define TEXT2(x) #x
-#define TEXT(x) TEXT2(x)
+#define TEXT(x)  TEXT2(x)
 
 const char *side_version(void)
 {
