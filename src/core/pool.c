@@ -107,7 +107,7 @@ void side_pool_destroy(side_pool *pool)
     if (pool == NULL || os_fork_generation() != pool->fork_generation)
         return;
     pthread_mutex_lock(&pool->mutex);
-    fence_drain(pool, os_now_ns() + DRAIN_NS);
+    pending_drain(pool, os_now_ns() + DRAIN_NS);
     if (pool->used_count > 0)
         log_message(SIDE_LEVEL_WARN, "pool",
                     "destroyed with %llu blocks (%zu bytes) not freed: their regions stay pinned",
@@ -117,7 +117,7 @@ void side_pool_destroy(side_pool *pool)
                     "destroyed with %zu bytes that the device is not known to be done with: their regions stay pinned",
                     pool->pending);
     region_trim(pool);
-    fence_finish(pool);
+    pending_finish(pool);
     while (pool->regions != NULL)
         region_abandon(pool, pool->regions);
     pthread_mutex_unlock(&pool->mutex);
@@ -172,9 +172,9 @@ static side_status alloc_locked(side_pool *pool, struct pool_need *need, struct 
 {
     side_status s;
 
-    fence_harvest(pool, PATIENCE);
+    pending_harvest(pool, PATIENCE);
     while ((*chunk = chunk_find(pool, need)) == NULL) {
-        fence_harvest(pool, SIZE_MAX);
+        pending_harvest(pool, SIZE_MAX);
         *chunk = chunk_find(pool, need);
         if (*chunk != NULL)
             return SIDE_OK;
@@ -252,7 +252,7 @@ side_status side_pool_free(side_pool *pool, void *data, side_stream *const *stre
         if (count == 0)
             chunk_release(pool, chunk);
         else
-            s = fence_block(pool, chunk, streams, count);
+            s = pending_block(pool, chunk, streams, count);
     }
     self_check(pool);
     pthread_mutex_unlock(&pool->mutex);
@@ -266,7 +266,7 @@ size_t side_pool_trim(side_pool *pool)
     if (pool_check(pool, "side_pool_trim") != SIDE_OK)
         return 0;
     pthread_mutex_lock(&pool->mutex);
-    fence_harvest(pool, SIZE_MAX);
+    pending_harvest(pool, SIZE_MAX);
     n = region_trim(pool);
     self_check(pool);
     pthread_mutex_unlock(&pool->mutex);
@@ -282,7 +282,7 @@ side_status side_pool_get_stats(side_pool *pool, side_pool_stats *stats)
     if (stats == NULL)
         return error_set(SIDE_INVALID, "side_pool_get_stats", "stats is NULL");
     pthread_mutex_lock(&pool->mutex);
-    fence_harvest(pool, SIZE_MAX);
+    pending_harvest(pool, SIZE_MAX);
     *stats = (side_pool_stats){
         .budget_bytes = pool->budget,
         .pinned_bytes = pool_pinned(pool),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Inside the pinned pool. pool.c: the public calls; pool_region.c: pinning, the budget; pool_chunk.c: cutting regions into blocks;
- * pool_fence.c: blocks that wait for the device; pool_pin.c: the caller's own memory.
+ * pool_pending.c: blocks that wait for the device; pool_pin.c: the caller's own memory.
  *
  *     region (pinned)     | used | free | used | pending |        free           |
  *     chunks (heap)          o <--> o <--> o <-----> o <-----------> o              in address order; two free ones never touch
@@ -135,15 +135,15 @@ static inline void *chunk_data(const struct pool_chunk *chunk)
     return (char *)chunk->region->pages.data + chunk->offset;
 }
 
-/* pool_fence.c; mutex held. */
+/* pool_pending.c; mutex held. */
 /* A retired block waits for all that is queued on the streams so far. On failure it is lost. */
-side_status fence_block(struct side_pool *pool, struct pool_chunk *chunk, side_stream *const *streams, size_t count);
+side_status pending_block(struct side_pool *pool, struct pool_chunk *chunk, side_stream *const *streams, size_t count);
 /* Releases blocks whose fences are done. Gives up after `patience` blocks that are not (SIZE_MAX: looks at all). */
-void fence_harvest(struct side_pool *pool, size_t patience);
+void pending_harvest(struct side_pool *pool, size_t patience);
 /* Waits for the pending blocks; those that are not done by the deadline stay pending. For destroy: nobody else uses the pool. */
-void fence_drain(struct side_pool *pool, uint64_t deadline_ns);
+void pending_drain(struct side_pool *pool, uint64_t deadline_ns);
 /* Destroys the idle events, and those of blocks still pending. */
-void fence_finish(struct side_pool *pool);
+void pending_finish(struct side_pool *pool);
 
 /* pool_region.c; mutex held on entry and on return, released while pages move. */
 /* Makes room for the need: SIDE_OK: look again. SIDE_OVER_BUDGET and what pinning may return otherwise. */

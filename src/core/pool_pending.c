@@ -55,7 +55,7 @@ static void pending_remove(struct side_pool *pool, struct pool_chunk *chunk)
     chunk->prev = chunk->next = NULL;
 }
 
-side_status fence_block(struct side_pool *pool, struct pool_chunk *chunk, side_stream *const *streams, size_t count)
+side_status pending_block(struct side_pool *pool, struct pool_chunk *chunk, side_stream *const *streams, size_t count)
 {
     side_status s = SIDE_OK;
     struct pool_fence *f;
@@ -130,7 +130,7 @@ static void pending_done(struct side_pool *pool, struct pool_chunk *chunk)
     chunk_release(pool, chunk);
 }
 
-void fence_harvest(struct side_pool *pool, size_t patience)
+void pending_harvest(struct side_pool *pool, size_t patience)
 {
     struct busy busy = {.count = 0};
     struct pool_chunk *next;
@@ -149,7 +149,7 @@ void fence_harvest(struct side_pool *pool, size_t patience)
     error_restore(&kept);
 }
 
-void fence_drain(struct side_pool *pool, uint64_t deadline_ns)
+void pending_drain(struct side_pool *pool, uint64_t deadline_ns)
 {
     struct pool_chunk *next;
     struct pool_fence *f;
@@ -177,7 +177,7 @@ static void fences_destroy(struct side_pool *pool, struct pool_fence *first)
     }
 }
 
-void fence_finish(struct side_pool *pool)
+void pending_finish(struct side_pool *pool)
 {
     fences_destroy(pool, pool->fences_idle);
     pool->fences_idle = NULL;
