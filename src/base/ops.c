@@ -12,8 +12,7 @@
 static const struct {
     const char *name;
     size_t bytes;
-} types[] = {
-    [SIDE_F32] = {"f32", 4}, [SIDE_F16] = {"f16", 2}, [SIDE_BF16] = {"bf16", 2}, [SIDE_U8] = {"u8", 1}};
+} types[] = {[SIDE_F32] = {"f32", 4}, [SIDE_F16] = {"f16", 2}, [SIDE_BF16] = {"bf16", 2}, [SIDE_U8] = {"u8", 1}};
 
 static const char *const op_names[SIDE_OP_COUNT] = {[SIDE_OP_MATMUL] = "matmul",
                                                     [SIDE_OP_CAST] = "cast",
@@ -230,16 +229,16 @@ uint32_t ops_bf16_to_f32(uint16_t bits)
 }
 
 /* A loop each; memcpy because the caller's elements may be of any type. */
-#define CAST_LOOP(name, from, to, expr)                                                                                \
-    static void name(unsigned char *restrict out, const unsigned char *restrict in, size_t n)                          \
-    {                                                                                                                  \
-        for (size_t i = 0; i < n; i++) {                                                                               \
-            from x;                                                                                                    \
-            to y;                                                                                                      \
-            memcpy(&x, in + i * sizeof(x), sizeof(x));                                                                 \
-            y = (expr);                                                                                                \
-            memcpy(out + i * sizeof(y), &y, sizeof(y));                                                                \
-        }                                                                                                              \
+#define CAST_LOOP(name, from, to, expr)                                                       \
+    static void name(unsigned char *restrict out, const unsigned char *restrict in, size_t n) \
+    {                                                                                         \
+        for (size_t i = 0; i < n; i++) {                                                      \
+            from x;                                                                           \
+            to y;                                                                             \
+            memcpy(&x, in + i * sizeof(x), sizeof(x));                                        \
+            y = (expr);                                                                       \
+            memcpy(out + i * sizeof(y), &y, sizeof(y));                                       \
+        }                                                                                     \
     }
 CAST_LOOP(cast_f32_f16, uint32_t, uint16_t, f32_to_f16(x))
 CAST_LOOP(cast_f32_bf16, uint32_t, uint16_t, f32_to_bf16(x))
@@ -331,7 +330,8 @@ static void pack_b(float *to, const side_op *op, size_t row, size_t column, size
     for (size_t panel = 0; panel < columns; panel += NR, to += NR * rows)
         for (size_t k = 0; k < rows; k++)
             for (size_t c = 0; c < NR; c++)
-                to[k * NR + c] = panel + c < columns ? element(op->in[1], (row + k) * stride + column + panel + c, op) : 0;
+                to[k * NR + c] = panel + c < columns ? element(op->in[1], (row + k) * stride + column + panel + c, op)
+                                                     : 0;
 }
 
 /* c[MR][NC..] += panel of a times panel of b */

@@ -8,7 +8,7 @@
 #include "sidestream.h"
 
 #define OPS_SPIN_MAX_NS 60000000000ull /* a longer SPIN is SIDE_TOO_LARGE */
-#define OPS_DIM_MAX 0x7fffffffull      /* MATMUL: each dim, because BLAS counts in int */
+#define OPS_DIM_MAX     0x7fffffffull  /* MATMUL: each dim, because BLAS counts in int */
 
 /* What `op` reads of in[0], in[1] and writes to out. SIDE_INVALID: id, dims, types or math do not go together; SIDE_TOO_LARGE: more bytes than
  * size_t holds, or a limit above. The outputs are set only on SIDE_OK. Looks at no pointer. */

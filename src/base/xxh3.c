@@ -14,8 +14,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#define BLOCK 1024
-#define STRIPE 64
+#define BLOCK     1024
+#define STRIPE    64
 #define SHORT_MAX 240 /* up to here XXH3 has other, non-streaming forms */
 
 #define PRIME32_1 0x9E3779B1u
@@ -29,11 +29,10 @@
 
 /* The default secret's 192 bytes as little-endian words; kernels.cu holds the same. */
 static const uint64_t secret[24] = {
-    0xbe4ba423396cfeb8u, 0x1cad21f72c81017cu, 0xdb979083e96dd4deu, 0x1f67b3b7a4a44072u,
-    0x78e5c0cc4ee679cbu, 0x2172ffcc7dd05a82u, 0x8e2443f7744608b8u, 0x4c263a81e69035e0u,
-    0xcb00c391bb52283cu, 0xa32e531b8b65d088u, 0x4ef90da297486471u, 0xd8acdea946ef1938u,
-    0x3f349ce33f76faa8u, 0x1d4f0bc7c7bbdcf9u, 0x3159b4cd4be0518au, 0x647378d9c97e9fc8u,
-    0xc3ebd33483acc5eau, 0xeb6313faffa081c5u, 0x49daf0b751dd0d17u, 0x9e68d429265516d3u,
+    0xbe4ba423396cfeb8u, 0x1cad21f72c81017cu, 0xdb979083e96dd4deu, 0x1f67b3b7a4a44072u, 0x78e5c0cc4ee679cbu,
+    0x2172ffcc7dd05a82u, 0x8e2443f7744608b8u, 0x4c263a81e69035e0u, 0xcb00c391bb52283cu, 0xa32e531b8b65d088u,
+    0x4ef90da297486471u, 0xd8acdea946ef1938u, 0x3f349ce33f76faa8u, 0x1d4f0bc7c7bbdcf9u, 0x3159b4cd4be0518au,
+    0x647378d9c97e9fc8u, 0xc3ebd33483acc5eau, 0xeb6313faffa081c5u, 0x49daf0b751dd0d17u, 0x9e68d429265516d3u,
     0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu,
 };
 
@@ -97,8 +96,8 @@ static uint64_t merge(const uint64_t acc[8], uint64_t total)
     uint64_t h = total * PRIME64_1;
 
     for (size_t i = 0; i < 4; i++) {
-        __extension__ unsigned __int128 product =
-            (unsigned __int128)(acc[2 * i] ^ secret64(11 + 16 * i)) * (acc[2 * i + 1] ^ secret64(19 + 16 * i));
+        __extension__ unsigned __int128 product = (unsigned __int128)(acc[2 * i] ^ secret64(11 + 16 * i)) *
+                                                  (acc[2 * i + 1] ^ secret64(19 + 16 * i));
         h += (uint64_t)product ^ (uint64_t)(product >> 64);
     }
     h ^= h >> 37;

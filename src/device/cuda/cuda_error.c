@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+#include "cuda_impl.h"
+
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+side_status cuda_enter(dev_context *context)
+{
+    return cuda_status(context, context->cu->cuCtxPushCurrent(context->context), "cuCtxPushCurrent", "device %d",
+                       context->props.ordinal);
+}
+
+void cuda_leave(dev_context *context)
+{
+    CUcontext popped;
+    context->cu->cuCtxPopCurrent(&popped);
+}
+
+void cuda_relax(dev_context *context, CUstreamCaptureMode *mode)
+{
+    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    context->cu->cuThreadExchangeStreamCaptureMode(mode);
+}
+
+void cuda_unrelax(dev_context *context, CUstreamCaptureMode *mode)
+{
+    context->cu->cuThreadExchangeStreamCaptureMode(mode);
+}
+
+bool cuda_is_lost(CUresult result)
+{
+    switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_MPS_RPC_FAILURE:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED: return true;
+    default: return false;
+    }
+}
+
+side_status cuda_status(dev_context *context, CUresult result, const char *call, const char *format, ...)
+{
+    const char *name = NULL, *text = NULL;
+    char arguments[120];
+    size_t free_bytes, total_bytes;
+    va_list list;
+
+    if (result == CUDA_SUCCESS)
+        return SIDE_OK;
+    if (result == CUDA_ERROR_NOT_READY)
+        return SIDE_AGAIN;
+    va_start(list, format);
+    vsnprintf(arguments, sizeof(arguments), format, list);
+    va_end(list);
+    if (context->cu->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
+        name = "unknown error";
+    if (context->cu->cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
+        text = "";
+    if (cuda_is_lost(result))
+        return error_set_device(SIDE_DEVICE_LOST, call, result,
+                                "%s(%s): %s, %s; the fault may be of earlier work; restart the process", call,
+                                arguments, name, text);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY)
+        return error_set_device(SIDE_DEVICE_ERROR, call, result, "%s(%s): %s, %s", call, arguments, name, text);
+    if (context->cu->cuMemGetInfo(&free_bytes, &total_bytes) != CUDA_SUCCESS)
+        return error_set_device(SIDE_NO_DEVICE_MEMORY, call, result, "%s(%s): %s", call, arguments, name);
+    return error_set_device(SIDE_NO_DEVICE_MEMORY, call, result, "%s(%s): %s; %zu of %zu bytes are free", call,
+                            arguments, name, free_bytes, total_bytes);
+}

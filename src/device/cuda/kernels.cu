@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Kernels of the named ops. Compiled by nvcc where there is one, else by NVRTC on the user's machine: includes nothing. Integer code where bits
+ * matter, because the results are those of the host twins (src/base/ops.c) bit for bit. Pointers are 16-byte aligned. Grids are of any size:
+ * each kernel strides over its work.
+ */
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+/* ---- casts: nearest even; NaN keeps sign and top of payload, and gets quiet */
+
+__device__ static u16 f32_to_f16(u32 u)
+{
+    const u32 sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
+    /* from 2^-14 up: rounding carries into the exponent, also into that of infinity */
+    const u32 normal = (a - 0x38000000u + 0xfffu + (a >> 13 & 1u)) >> 13;
+    /* below: 14 to 24 bits go; with 25 nothing is left */
+    const u32 less = 126u - (a >> 23), shift = less > 25u ? 25u : less < 14u ? 14u : less;
+    const u32 m = (a & 0x7fffffu) | 0x800000u, low = (m + (1u << (shift - 1)) - 1u + (m >> shift & 1u)) >> shift;
+    const u32 finite = a < 0x38800000u ? low : normal;
+    const u32 nan = 0x7e00u | (a >> 13 & 0x3ffu);
+
+    return (u16)(sign | (a > 0x7f800000u ? nan : a >= 0x47800000u ? 0x7c00u : finite));
+}
+
+__device__ static u16 f32_to_bf16(u32 u)
+{
+    const u32 rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    return (u16)((u & 0x7fffffffu) > 0x7f800000u ? u >> 16 | 0x40u : rounded);
+}
+
+__device__ static u32 f16_to_f32(u16 h)
+{
+    const u32 sign = (u32)(h & 0x8000u) << 16, a = h & 0x7fffu;
+
+    if (a >= 0x7c00u)
+        return sign | 0x7f800000u | (a & 0x3ffu) << 13 | (a > 0x7c00u ? 0x400000u : 0u);
+    if (a >= 0x400u)
+        return sign | ((a << 13) + 0x38000000u);
+    if (a == 0)
+        return sign;
+    const u32 up = (u32)__clz((int)a) - 21u;
+    return sign | (113u - up) << 23 | (a << (up + 13) & 0x7fffffu);
+}
+
+__device__ static u32 bf16_to_f32(u16 h)
+{
+    const u32 u = (u32)h << 16;
+    return (h & 0x7fffu) > 0x7f80u ? u | 0x400000u : u;
+}
+
+struct F32_F16 {
+    typedef u32 from;
+    typedef u16 to;
+    __device__ static to cast(from x)
+    {
+        return f32_to_f16(x);
+    }
+};
+struct F32_BF16 {
+    typedef u32 from;
+    typedef u16 to;
+    __device__ static to cast(from x)
+    {
+        return f32_to_bf16(x);
+    }
+};
+struct F16_F32 {
+    typedef u16 from;
+    typedef u32 to;
+    __device__ static to cast(from x)
+    {
+        return f16_to_f32(x);
+    }
+};
+struct F16_BF16 {
+    typedef u16 from;
+    typedef u16 to;
+    __device__ static to cast(from x)
+    {
+        return f32_to_bf16(f16_to_f32(x));
+    }
+};
+struct BF16_F32 {
+    typedef u16 from;
+    typedef u32 to;
+    __device__ static to cast(from x)
+    {
+        return bf16_to_f32(x);
+    }
+};
+struct BF16_F16 {
+    typedef u16 from;
+    typedef u16 to;
+    __device__ static to cast(from x)
+    {
+        return f32_to_f16(bf16_to_f32(x));
+    }
+};
+
+/* Four elements: 16 or 8 bytes, one access a side. */
+template <class T> struct alignas(4 * sizeof(T)) four {
+    T x[4];
+};
+
+template <class Cast> __device__ static void cast_all(typename Cast::to *out, const typename Cast::from *in, u64 n)
+{
+    typedef four<typename Cast::from> from4;
+    typedef four<typename Cast::to> to4;
+    const u64 quads = n / 4, step = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    u64 i = first;
+
+    for (; i + 3 * step < quads; i += 4 * step) { /* four loads in flight */
+        from4 a[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            a[k] = ((const from4 *)in)[i + k * step];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            to4 b;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                b.x[j] = Cast::cast(a[k].x[j]);
+            ((to4 *)out)[i + k * step] = b;
+        }
+    }
+    for (; i < quads; i += step) {
+        const from4 a = ((const from4 *)in)[i];
+        to4 b;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            b.x[j] = Cast::cast(a.x[j]);
+        ((to4 *)out)[i] = b;
+    }
+    if (first < n % 4)
+        out[4 * quads + first] = Cast::cast(in[4 * quads + first]);
+}
+
+#define CAST_KERNEL(name, Cast)                                                                        \
+    extern "C" __global__ void __launch_bounds__(256) name(Cast::to *out, const Cast::from *in, u64 n) \
+    {                                                                                                  \
+        cast_all<Cast>(out, in, n);                                                                    \
+    }
+CAST_KERNEL(side_cast_f32_f16, F32_F16)
+CAST_KERNEL(side_cast_f32_bf16, F32_BF16)
+CAST_KERNEL(side_cast_f16_f32, F16_F32)
+CAST_KERNEL(side_cast_f16_bf16, F16_BF16)
+CAST_KERNEL(side_cast_bf16_f32, BF16_F32)
+CAST_KERNEL(side_cast_bf16_f16, BF16_F16)
+
+/* ---- XXH3 block sums: see src/base/xxh3.c, also for whose algorithm and secret this is (xxHash, BSD 2-Clause)
+ *
+ * 16 lanes a KiB block. Lane l takes the 16 bytes at 16 * (l % 4) of stripes l / 4, l / 4 + 4, + 8, + 12: each of the four loads of the 16 lanes
+ * covers 256 bytes in a row. Two neighbouring accumulators need no other bytes than those. Four lanes with the same l % 4 are then added up. */
+
+__constant__ u64 xxh3_secret[24] = {
+    0xbe4ba423396cfeb8ull, 0x1cad21f72c81017cull, 0xdb979083e96dd4deull, 0x1f67b3b7a4a44072ull, 0x78e5c0cc4ee679cbull,
+    0x2172ffcc7dd05a82ull, 0x8e2443f7744608b8ull, 0x4c263a81e69035e0ull, 0xcb00c391bb52283cull, 0xa32e531b8b65d088ull,
+    0x4ef90da297486471ull, 0xd8acdea946ef1938ull, 0x3f349ce33f76faa8ull, 0x1d4f0bc7c7bbdcf9ull, 0x3159b4cd4be0518aull,
+    0x647378d9c97e9fc8ull, 0xc3ebd33483acc5eaull, 0xeb6313faffa081c5ull, 0x49daf0b751dd0d17ull, 0x9e68d429265516d3ull,
+    0xfca1477d58be162bull, 0xce31d07ad1b8f88full, 0x280416958f3acb45ull, 0x7e404bbbcafbd7afull,
+};
+
+extern "C" __global__ void __launch_bounds__(256) side_xxh3_blocks(ulonglong2 *out, const ulonglong2 *in, u64 blocks)
+{
+    const u32 lane = threadIdx.x % 16, pair = lane % 4, row = lane / 4, group = 0xffffu << (threadIdx.x & 16u);
+    const u64 step = (u64)gridDim.x * blockDim.x / 16;
+    u64 key[4][2];
+
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        for (int j = 0; j < 2; j++)
+            key[k][j] = xxh3_secret[row + 4 * k + 2 * pair + j];
+    for (u64 block = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 16; block < blocks; block += step) {
+        ulonglong2 v[4], sum = {0, 0};
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            v[k] = in[block * 64 + 16 * k + lane];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const u64 x = v[k].x ^ key[k][0], y = v[k].y ^ key[k][1];
+            sum.x += v[k].y + (x & 0xffffffffu) * (x >> 32);
+            sum.y += v[k].x + (y & 0xffffffffu) * (y >> 32);
+        }
+#pragma unroll
+        for (int other = 4; other <= 8; other *= 2) {
+            sum.x += __shfl_xor_sync(group, sum.x, other);
+            sum.y += __shfl_xor_sync(group, sum.y, other);
+        }
+        if (row == 0)
+            out[block * 4 + pair] = sum;
+    }
+}
+
+/* ---- affine: two roundings, as on the host; may run in place */
+
+extern "C" __global__ void __launch_bounds__(256)
+    side_affine(float *out, const float *in, u64 n, float scale, float bias)
+{
+    const u64 quads = n / 4, step = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+
+    for (u64 i = first; i < quads; i += step) {
+        float4 v = ((const float4 *)in)[i];
+        v.x = __fadd_rn(__fmul_rn(scale, v.x), bias);
+        v.y = __fadd_rn(__fmul_rn(scale, v.y), bias);
+        v.z = __fadd_rn(__fmul_rn(scale, v.z), bias);
+        v.w = __fadd_rn(__fmul_rn(scale, v.w), bias);
+        ((float4 *)out)[i] = v;
+    }
+    if (first < n % 4)
+        out[4 * quads + first] = __fadd_rn(__fmul_rn(scale, in[4 * quads + first]), bias);
+}
+
+/* ---- spin: by the clock, and by a count of turns that no clock can stop; a turn takes some 10 ns at the least */
+
+extern "C" __global__ void side_spin(u64 ns)
+{
+    u64 begin, now;
+
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    for (u64 turns = ns / 2 + 1000; turns > 0; turns--) {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        if (now - begin >= ns)
+            break;
+    }
+}
