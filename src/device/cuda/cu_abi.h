@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * What we use of the CUDA driver's ABI, declared by ourselves: the library builds without a toolkit and starts without a driver. One list of the
- * functions, one of the constants. tests/static/cuda_abi.c compiles both against the toolkit's cuda.h (CU_ABI_CHECK) and compares. */
+ * functions, one of the constants. tools/check-cuda-abi compiles both beside the toolkit's cuda.h (CU_ABI_CHECK) and compares. */
 #ifndef CU_ABI_H
 #define CU_ABI_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The libraries beside the driver, each optional and loaded at first use: NVRTC (compiles the kernels where there is no fatbin), cuBLAS (matmul),
- * NVML (the link). The rules are those of cu_abi.h: one list a library, tables passed by pointer, compared with the toolkit's headers by a test.
+ * NVML (the link). The rules are those of cu_abi.h: one list a library, tables passed by pointer, compared with the toolkit's headers by the same check.
  * Their own result types are ints here. */
 #ifndef CU_LIBS_H
 #define CU_LIBS_H

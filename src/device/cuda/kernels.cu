@@ -50,64 +50,25 @@ __device__ static u32 bf16_to_f32(u16 h)
     return (h & 0x7fffu) > 0x7f80u ? u | 0x400000u : u;
 }
 
-struct F32_F16 {
-    typedef u32 from;
-    typedef u16 to;
-    __device__ static to cast(from x)
-    {
-        return f32_to_f16(x);
-    }
-};
-struct F32_BF16 {
-    typedef u32 from;
-    typedef u16 to;
-    __device__ static to cast(from x)
-    {
-        return f32_to_bf16(x);
-    }
-};
-struct F16_F32 {
-    typedef u16 from;
-    typedef u32 to;
-    __device__ static to cast(from x)
-    {
-        return f16_to_f32(x);
-    }
-};
-struct F16_BF16 {
-    typedef u16 from;
-    typedef u16 to;
-    __device__ static to cast(from x)
-    {
-        return f32_to_bf16(f16_to_f32(x));
-    }
-};
-struct BF16_F32 {
-    typedef u16 from;
-    typedef u32 to;
-    __device__ static to cast(from x)
-    {
-        return bf16_to_f32(x);
-    }
-};
-struct BF16_F16 {
-    typedef u16 from;
-    typedef u16 to;
-    __device__ static to cast(from x)
-    {
-        return f32_to_f16(bf16_to_f32(x));
-    }
-};
+__device__ static u16 f16_to_bf16(u16 h)
+{
+    return f32_to_bf16(f16_to_f32(h)); /* the first is exact: one rounding */
+}
+
+__device__ static u16 bf16_to_f16(u16 h)
+{
+    return f32_to_f16(bf16_to_f32(h));
+}
 
 /* Four elements: 16 or 8 bytes, one access a side. */
 template <class T> struct alignas(4 * sizeof(T)) four {
     T x[4];
 };
 
-template <class Cast> __device__ static void cast_all(typename Cast::to *out, const typename Cast::from *in, u64 n)
+template <class To, class From, To (*cast)(From)> __device__ static void cast_all(To *out, const From *in, u64 n)
 {
-    typedef four<typename Cast::from> from4;
-    typedef four<typename Cast::to> to4;
+    typedef four<From> from4;
+    typedef four<To> to4;
     const u64 quads = n / 4, step = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 i = first;
 
@@ -121,7 +82,7 @@ template <class Cast> __device__ static void cast_all(typename Cast::to *out, co
             to4 b;
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                b.x[j] = Cast::cast(a[k].x[j]);
+                b.x[j] = cast(a[k].x[j]);
             ((to4 *)out)[i + k * step] = b;
         }
     }
@@ -130,24 +91,24 @@ template <class Cast> __device__ static void cast_all(typename Cast::to *out, co
         to4 b;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            b.x[j] = Cast::cast(a.x[j]);
+            b.x[j] = cast(a.x[j]);
         ((to4 *)out)[i] = b;
     }
     if (first < n % 4)
-        out[4 * quads + first] = Cast::cast(in[4 * quads + first]);
+        out[4 * quads + first] = cast(in[4 * quads + first]);
 }
 
-#define CAST_KERNEL(name, Cast)                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) name(Cast::to *out, const Cast::from *in, u64 n) \
-    {                                                                                                  \
-        cast_all<Cast>(out, in, n);                                                                    \
+#define CAST_KERNEL(name, To, From, cast)                                                  \
+    extern "C" __global__ void __launch_bounds__(256) name(To *out, const From *in, u64 n) \
+    {                                                                                      \
+        cast_all<To, From, cast>(out, in, n);                                              \
     }
-CAST_KERNEL(side_cast_f32_f16, F32_F16)
-CAST_KERNEL(side_cast_f32_bf16, F32_BF16)
-CAST_KERNEL(side_cast_f16_f32, F16_F32)
-CAST_KERNEL(side_cast_f16_bf16, F16_BF16)
-CAST_KERNEL(side_cast_bf16_f32, BF16_F32)
-CAST_KERNEL(side_cast_bf16_f16, BF16_F16)
+CAST_KERNEL(side_cast_f32_f16, u16, u32, f32_to_f16)
+CAST_KERNEL(side_cast_f32_bf16, u16, u32, f32_to_bf16)
+CAST_KERNEL(side_cast_f16_f32, u32, u16, f16_to_f32)
+CAST_KERNEL(side_cast_f16_bf16, u16, u16, f16_to_bf16)
+CAST_KERNEL(side_cast_bf16_f32, u32, u16, bf16_to_f32)
+CAST_KERNEL(side_cast_bf16_f16, u16, u16, bf16_to_f16)
 
 /* ---- XXH3 block sums: see src/base/xxh3.c, also for whose algorithm and secret this is (xxHash, BSD 2-Clause)
  *
