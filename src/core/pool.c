@@ -152,8 +152,6 @@ static void need_set(struct pool_need *need, const side_pool *pool, size_t bytes
     need->bytes = pool_round(bytes, bytes >= POOL_LARGE ? PAGES_BYTES : POOL_GRAIN);
     need->align = need->bytes >= PAGES_BYTES ? PAGES_BYTES : POOL_GRAIN;
     need->own = bytes >= POOL_LARGE || need->bytes > pool->region_bytes;
-    if (need->own)
-        need->bytes = pool_round(bytes, PAGES_BYTES);
     need->spare[0] = need->spare[1] = NULL;
 }
 

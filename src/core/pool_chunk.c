@@ -200,14 +200,15 @@ struct pool_chunk *chunk_find_shared(struct side_pool *pool, struct pool_need *n
     return NULL;
 }
 
-/* The empty region that wastes least on the block, at most an eighth of it. */
+/* The smallest empty region that holds the block and at most an eighth more. */
 static struct pool_chunk *find_own(struct side_pool *pool, struct pool_need *need)
 {
+    size_t least = pool_round(need->bytes, PAGES_BYTES), most = least + need->bytes / 8;
     struct pool_region *best = NULL;
 
     for (struct pool_region *r = pool->regions; r != NULL; r = r->next)
-        if (r->own && r->blocks == 0 && r->pages.bytes >= need->bytes &&
-            r->pages.bytes - need->bytes <= need->bytes / 8 && (best == NULL || r->pages.bytes < best->pages.bytes))
+        if (r->own && r->blocks == 0 && r->pages.bytes >= least && r->pages.bytes <= most &&
+            (best == NULL || r->pages.bytes < best->pages.bytes))
             best = r;
     return best != NULL ? use(pool, best->first, need) : NULL;
 }

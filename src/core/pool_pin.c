@@ -19,8 +19,9 @@
 #include <string.h>
 
 struct pin_range {
-    uintptr_t begin, end;
-    size_t refs;   /* segments */
+    uintptr_t begin, end; /* pins: begin is what the caller named, [from, end) what is pinned for it */
+    uintptr_t from;       /* pins */
+    size_t refs;          /* segments */
     size_t budget; /* segments: what they count in the pool; 0 where somebody else pinned them, who also unpins them */
 };
 
@@ -32,7 +33,7 @@ struct pin_list { /* in order of begin */
 struct pin_table {
     pthread_mutex_t mutex; /* guards both lists; held while memory is pinned: pins wait for each other, not for allocations */
     struct pin_list pins, segments; /* segments do not overlap */
-    size_t grain;                   /* of segments: 1, or PAGES_BYTES once the device refused less */
+    bool whole_pages;               /* the device refused less */
 };
 
 static bool list_reserve(struct pin_list *list, size_t more)
@@ -90,17 +91,6 @@ static void list_remove(struct pin_list *list, size_t i)
     memmove(&list->at[i], &list->at[i + 1], (list->count - i) * sizeof(list->at[0]));
 }
 
-/* The first byte that the pin's segments cover. */
-static uintptr_t grain_begin(const struct pin_table *table, uintptr_t begin)
-{
-    return begin / table->grain * table->grain;
-}
-
-static uintptr_t grain_end(const struct pin_table *table, uintptr_t end)
-{
-    return pool_round(end, table->grain);
-}
-
 static void *address_data(uintptr_t address)
 {
     return (void *)address; /* NOLINT: it came from a pointer */
@@ -153,7 +143,7 @@ static side_status segment_pin(side_device *device, uintptr_t begin, uintptr_t e
     if (is_foreign(device, begin, end)) {
         *budget = 0;
         s = SIDE_OK;
-    } else if (s == SIDE_UNSUPPORTED || s == SIDE_DEVICE_ERROR) {
+    } else if (s == SIDE_UNSUPPORTED || s == SIDE_DEVICE_ERROR || s == SIDE_INVALID) {
         /* Perhaps the memory is mapped read-only. */
         again = device->ops->host_register(device->context, address_data(begin), end - begin, true);
         s = again == SIDE_OK ? SIDE_OK : s;
@@ -218,36 +208,46 @@ static void segments_refer(struct pin_list *segments, uintptr_t begin, uintptr_t
 }
 
 /* With the table's mutex held. On failure nothing is left behind. */
-static side_status pin_add(side_device *device, struct pin_table *table, uintptr_t begin, uintptr_t end)
+static side_status pin_range_add(side_device *device, struct pin_table *table, struct pin_range pin)
 {
-    uintptr_t from = grain_begin(table, begin), to = grain_end(table, end);
     side_error why;
-    side_status s;
+    side_status s = list_reserve(&table->pins, 1) ? SIDE_OK : SIDE_NO_MEMORY;
 
-    if (!list_reserve(&table->pins, 1))
-        return SIDE_NO_MEMORY;
-    s = segments_fill(device, &table->segments, from, to);
+    if (s == SIDE_OK)
+        s = segments_fill(device, &table->segments, pin.from, pin.end);
     if (s == SIDE_OK) {
-        segments_refer(&table->segments, from, to, 1);
-        list_insert(&table->pins, list_after(&table->pins, begin), (struct pin_range){.begin = begin, .end = end});
+        segments_refer(&table->segments, pin.from, pin.end, 1);
+        list_insert(&table->pins, list_after(&table->pins, pin.begin), pin);
         return SIDE_OK;
     }
     error_copy(&why);
-    segments_sweep(device, &table->segments, from, to);
-    if (s != SIDE_INVALID || table->grain == PAGES_BYTES)
-        return error_restore(&why);
-    /* Not a whole page, probably. The segments so far were whole ones by chance. */
-    table->grain = PAGES_BYTES;
-    return pin_add(device, table, begin, end);
+    segments_sweep(device, &table->segments, pin.from, pin.end);
+    return error_restore(&why);
+}
+
+static side_status pin_add(side_device *device, struct pin_table *table, uintptr_t begin, uintptr_t end)
+{
+    struct pin_range exact = {.begin = begin, .end = end, .from = begin}, whole = exact;
+    side_status s = SIDE_INVALID;
+
+    whole.from = begin / PAGES_BYTES * PAGES_BYTES;
+    whole.end = pool_round(end, PAGES_BYTES);
+    if (!table->whole_pages)
+        s = pin_range_add(device, table, exact);
+    if (s == SIDE_INVALID && (table->whole_pages || whole.from != exact.from || whole.end != exact.end)) {
+        s = pin_range_add(device, table, whole);
+        table->whole_pages = table->whole_pages || s == SIDE_OK;
+    }
+    return s;
 }
 
 static side_status pin_remove(side_device *device, struct pin_table *table, size_t i)
 {
-    uintptr_t from = grain_begin(table, table->pins.at[i].begin), to = grain_end(table, table->pins.at[i].end);
+    struct pin_range pin = table->pins.at[i];
 
     list_remove(&table->pins, i);
-    segments_refer(&table->segments, from, to, -1);
-    return segments_sweep(device, &table->segments, from, to);
+    segments_refer(&table->segments, pin.from, pin.end, -1);
+    return segments_sweep(device, &table->segments, pin.from, pin.end);
 }
 
 /* ---------------------------------------------------------------- public */
@@ -267,7 +267,6 @@ static side_status table_get(side_device *device, struct pin_table **table)
         t = mem_zalloc(1, sizeof(*t));
         if (t != NULL) {
             pthread_mutex_init(&t->mutex, NULL);
-            t->grain = 1;
             atomic_store(&device->pins, t);
         }
     }
