@@ -10,8 +10,11 @@
  *   An engine takes the operation that was ready first (stream predecessor and awaited events done, submission time reached), ties by submission.
  *   Submitting costs no virtual time. Placements are final, and nothing is placed that starts after what a caller asked for, so whatever is
  *   submitted later (its submission time is the caller's clock) cannot have come before it. Therefore every time is exact, and equal on every machine,
- *   where each engine is fed by one thread and hand-overs between threads go through events or clock_join. Where several threads feed
- *   one engine, its timeline is still consistent (no overlap, all dependencies kept), but the order depends on which thread came first.
+ *   - where one thread submits and waits; or
+ *   - with several threads, where each engine is fed through one stream by one thread (its order is then given) and hand-overs between threads go
+ *     through events or clock_join.
+ *   Otherwise each engine's timeline is still consistent (nothing overlaps, all dependencies hold), but an operation that is submitted "in the past" of
+ *   what another thread has already asked for comes behind what was placed for it.
  *
  * Clocks
  *   Each thread has a virtual clock a context, 0 at its first call. Waits move it to the event's time, pageable copies to the copy's end, clock_join to
@@ -19,9 +22,9 @@
  *
  * Effects
  *   Nothing runs in the background. Each submission runs a few random ready operations (how eagerly, and how long one stream is favoured, is drawn
- *   from the seed); a host wait runs random ready ones until the awaited one is done; a query that says "done" does so too. Host functions
- *   run inside host waits and such queries alone, on the calling thread and without the lock: one that itself waits for the calling
- *   thread hangs. Work that is still queued at close never runs.
+ *   from the seed); a host wait runs random ready ones until the awaited one is done; a query that says "done" does so too. Host functions run
+ *   in host waits (a pageable copy is one) and in such queries alone, on the calling thread and without the lock: one that itself waits for
+ *   the calling thread hangs. Work that is still queued at close never runs.
  *
  * Memory
  *   Device memory is host memory: allocations carry a non-zero pattern, freed ones are poisoned and kept until all operations queued before are

@@ -265,12 +265,16 @@ static bool parse_number(struct word w, enum form form, uint64_t *value)
     return i == w.length;
 }
 
+static bool is_any_case(struct word w, const char *name)
+{
+    return strlen(name) == w.length && strncasecmp(w.text, name, w.length) == 0;
+}
+
 static bool parse_status(struct word w, uint64_t *value)
 {
     for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
-        const char *name = statuses[i] + strlen("SIDE_");
-        bool lost = status_values[i] == SIDE_DEVICE_LOST && is(w, "lost");
-        if (status_values[i] < 0 && (lost || (strlen(name) == w.length && strncasecmp(name, w.text, w.length) == 0))) {
+        bool lost = status_values[i] == SIDE_DEVICE_LOST && is_any_case(w, "lost");
+        if (status_values[i] < 0 && (lost || is_any_case(w, statuses[i] + strlen("SIDE_")))) {
             *value = (uint64_t)-status_values[i];
             return true;
         }
