@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+#include "signals.h"
+#include "exit.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PLACES = 4 };
+
+/* All that the handler touches is atomic: it may run on a thread of the driver's. */
+static atomic_int came, handling;
+static _Atomic(side_pipeline *) watched;
+static struct {
+    atomic_bool used;
+    char path[PATH_MAX]; /* constant while used */
+} doomed[PLACES];
+
+static void handle(int number)
+{
+    int keep = errno;
+    side_pipeline *pipeline;
+
+    (void)number;
+    atomic_fetch_add(&handling, 1);
+    if (atomic_fetch_add(&came, 1) > 0) {
+        for (size_t i = 0; i < PLACES; i++)
+            if (atomic_load(&doomed[i].used))
+                unlink(doomed[i].path);
+        _exit(EXIT_INTERRUPTED);
+    }
+    pipeline = atomic_load(&watched);
+    if (pipeline != NULL)
+        side_pipeline_cancel(pipeline);
+    atomic_fetch_sub(&handling, 1);
+    errno = keep;
+}
+
+void signals_install(void)
+{
+    struct sigaction action;
+
+    memset(&action, 0, sizeof(action));
+    sigemptyset(&action.sa_mask);
+    action.sa_handler = handle;
+    action.sa_flags = SA_RESTART | SA_NODEFER; /* a second signal must get through while the first is handled */
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, NULL); /* a write error, so that unfinished files are taken away */
+    sigaction(SIGXFSZ, &action, NULL); /* likewise */
+}
+
+bool signals_interrupted(void)
+{
+    return atomic_load(&came) > 0;
+}
+
+void signals_watch(side_pipeline *pipeline)
+{
+    atomic_store(&watched, pipeline);
+    if (pipeline != NULL && signals_interrupted())
+        side_pipeline_cancel(pipeline);
+    while (pipeline == NULL && atomic_load(&handling) > 0)
+        sched_yield();
+}
+
+int signals_unlink_add(const char *path)
+{
+    size_t bytes = strlen(path) + 1;
+
+    if (bytes > sizeof(doomed[0].path))
+        return -1;
+    for (int i = 0; i < PLACES; i++) {
+        if (atomic_load(&doomed[i].used))
+            continue;
+        memcpy(doomed[i].path, path, bytes);
+        atomic_store(&doomed[i].used, true);
+        return i;
+    }
+    return -1;
+}
+
+void signals_unlink_drop(int place)
+{
+    if (place >= 0)
+        atomic_store(&doomed[place].used, false);
+}
