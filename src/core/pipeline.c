@@ -178,14 +178,14 @@ side_status pipeline_staging(side_pipeline *p, uint32_t want, size_t bytes, size
     o.timeout_s = p->options.timeout_s;
     o.count = want;
     o.slot_bytes = bytes;
-    while (limit_bytes != 0 && o.count > 2 && o.slot_bytes > limit_bytes / o.count)
+    while (limit_bytes != 0 && o.count > 2 && slots_stride(o.slot_bytes) > limit_bytes / o.count)
         o.count = o.count / 2 > 2 ? o.count / 2 : 2;
-    while (limit_bytes != 0 && o.slot_bytes > limit_bytes / o.count && o.slot_bytes / 2 >= min_bytes)
+    while (limit_bytes != 0 && slots_stride(o.slot_bytes) > limit_bytes / o.count && o.slot_bytes / 2 >= min_bytes)
         o.slot_bytes /= 2;
-    if (limit_bytes != 0 && o.slot_bytes > limit_bytes / o.count)
+    if (limit_bytes != 0 && slots_stride(o.slot_bytes) > limit_bytes / o.count)
         return error_set(SIDE_OVER_BUDGET, WHERE,
                          "staging needs 2 pinned slots of %zu bytes at least; pinned_bytes allows %zu in all: raise it",
-                         o.slot_bytes, limit_bytes);
+                         slots_stride(o.slot_bytes), limit_bytes);
     for (;;) {
         r = side_slots_create(p->device, &o, slots);
         if (r != SIDE_OVER_BUDGET && r != SIDE_NO_MEMORY)
@@ -204,7 +204,7 @@ side_status pipeline_staging(side_pipeline *p, uint32_t want, size_t bytes, size
                     "staging uses %u slots of %zu bytes instead of %u of %zu: pinned memory is short", o.count,
                     o.slot_bytes, want, bytes);
     slots_configure(*slots, site, &p->cancelled);
-    p->pinned_bytes += o.count * o.slot_bytes;
+    p->pinned_bytes += o.count * slots_stride(o.slot_bytes);
     p->staging_slots += o.count;
     *got = o.count;
     *got_bytes = o.slot_bytes;
@@ -251,7 +251,8 @@ static side_status rings_create(side_pipeline *p)
         return r;
     if (p->depth != want)
         log_message(SIDE_LEVEL_WARN, "pipeline", "depth %u instead of %u: device memory is short", p->depth, want);
-    p->device_bytes = p->depth * (p->options.item_bytes + p->options.result_bytes);
+    p->device_bytes = p->depth * (slots_stride(p->options.item_bytes) +
+                                  (p->options.result_bytes != 0 ? slots_stride(p->options.result_bytes) : 0));
     p->in_meta = mem_zalloc(p->depth, sizeof(*p->in_meta));
     p->out_meta = mem_zalloc(p->depth, sizeof(*p->out_meta));
     p->finished = mem_zalloc(p->window, sizeof(*p->finished));

@@ -34,15 +34,15 @@ static side_status options_check(const side_slots_options *o)
     return SIDE_OK;
 }
 
-static size_t slot_stride(const side_slots *t)
+size_t slots_stride(size_t slot_bytes)
 {
-    size_t align = t->slot_bytes >= 4096 ? 4096 : 256;
-    return (t->slot_bytes + align - 1) / align * align;
+    size_t align = slot_bytes >= 4096 ? 4096 : 256;
+    return (slot_bytes + align - 1) / align * align;
 }
 
 static side_status slab_take(side_slots *t, const side_slots_options *o)
 {
-    size_t bytes = slot_stride(t) * t->count;
+    size_t bytes = slots_stride(t->slot_bytes) * t->count;
     side_status s = SIDE_OK;
 
     if (o->memory != NULL)
@@ -141,7 +141,7 @@ side_status side_slots_create(side_device *device, const side_slots_options *opt
         return s;
     }
     for (uint32_t i = 0; i < t->count; i++) {
-        t->slots[i].data = o.memory != NULL ? o.memory[i] : (char *)t->slab + slot_stride(t) * i;
+        t->slots[i].data = o.memory != NULL ? o.memory[i] : (char *)t->slab + slots_stride(t->slot_bytes) * i;
         if (t->policy != SIDE_RING)
             chain_append(t, &t->free, i);
     }
@@ -158,7 +158,7 @@ side_status side_slots_destroy(side_slots *slots)
     s = side_slots_drain(slots, slots->timeout_s);
     if (s == SIDE_STUCK) {
         log_message(SIDE_LEVEL_WARN, "slots", "%zu bytes are kept: the device still uses them",
-                    slot_stride(slots) * slots->count);
+                    slots_stride(slots->slot_bytes) * slots->count);
         return s;
     }
     slots_free(slots);
