@@ -159,8 +159,8 @@ SIDE_API side_status side_pipeline_create(side_device *device, const side_pipeli
  * item 0 again). On an error or cancel it drains first (R5). stats may be NULL and are set also on failure. */
 SIDE_API side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stats);
 
-/* Pull: the next item, ready on `stream` (NULL is not allowed). SIDE_END after the last; SIDE_WOULD_DEADLOCK when all `depth` items are held by
- * this thread. After SIDE_END, or after side_pipeline_rewind, a new pass may start. */
+/* Pull: the next item, ready on `stream` (NULL is not allowed). SIDE_END after the last; SIDE_WOULD_DEADLOCK while item number - depth is held:
+ * slots go round, so the next item needs that one's. The loop goes on after it. After SIDE_END, or after side_pipeline_rewind, a new pass may start. */
 SIDE_API side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, side_item *item);
 /* The item has been read by what is queued on `stream`; any order. With results: its result is written by what is queued, and is sent to the sink. */
 SIDE_API side_status side_pipeline_done(side_pipeline *pipeline, side_item *item, side_stream *stream);

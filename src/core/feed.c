@@ -261,9 +261,7 @@ void feed_stop(side_pipeline *p)
 {
     struct feed *f = &p->feed;
 
-    pthread_mutex_lock(&f->pop);
-    f->stop = true;
-    pthread_mutex_unlock(&f->pop);
+    atomic_store(&f->stop, true);
     if (f->host_in == NULL)
         slots_close(p->in);
 }
@@ -288,7 +286,7 @@ static side_status pop(side_pipeline *p, struct piece *out)
     side_status r;
 
     pthread_mutex_lock(&f->pop);
-    if (f->ended || (f->stop && at_item(p, &f->cursor)))
+    if (f->ended || (atomic_load(&f->stop) && at_item(p, &f->cursor)))
         r = SIDE_END;
     else
         r = wait_room(p, f->cursor.number);
@@ -314,7 +312,8 @@ static void fill_blocks(const side_pipeline *p, const struct piece *piece)
     for (size_t left = piece->bytes, n; left > 0; left -= n, dst += n, block++, skip = 0) {
         n = s->blocks[block].bytes - skip;
         n = n < left ? n : left;
-        stage_copy(dst, (const char *)s->blocks[block].data + skip, n);
+        if (n != 0) /* an empty block may be NULL */
+            stage_copy(dst, (const char *)s->blocks[block].data + skip, n);
     }
 }
 
@@ -531,7 +530,8 @@ void feed_restart(side_pipeline *p)
 {
     struct feed *f = &p->feed;
     memset(&f->cursor, 0, sizeof(f->cursor));
-    f->ended = f->stop = false;
+    f->ended = false;
+    atomic_store(&f->stop, false);
     f->issued = 0;
     f->items_issued = 0;
     f->total = UINT64_MAX;

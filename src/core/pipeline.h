@@ -64,8 +64,8 @@ struct feed {
     unsigned char *pinned; /* one flag a block */
     pthread_mutex_t pop; /* guards cursor, ended; held while a staging slot is acquired, so that slots go out in order */
     struct cursor cursor;
-    bool ended;            /* no more pieces in this pass */
-    bool stop;             /* end at the next item: the pass is broken off */
+    bool ended;       /* no more pieces in this pass */
+    atomic_bool stop; /* end at the next item: the pass is broken off. Not under `pop`, which is held while waiting for what the stop brings on */
     pthread_mutex_t issue; /* guards ready, issued, issuing */
     pthread_cond_t issued_some;
     struct piece *ready; /* window of filled pieces by number % ready_count */
@@ -120,7 +120,8 @@ struct side_pipeline {
     bool in_pass, stuck;
     uint64_t next_item; /* to be taken */
     uint64_t done_items;
-    uint32_t held; /* pull: handed out, not done */
+    uint32_t held;                        /* pull: handed out, not done */
+    uint64_t held_by[PIPELINE_MAX_DEPTH]; /* pull: number + 1 of the item that is held in a slot of the ring; 0: none */
     uint64_t bytes_out;
     side_pipeline_stats stats;
     atomic_ullong bytes_in, fill_ns, drain_ns;

@@ -34,6 +34,7 @@ static side_status pass_begin(side_pipeline *p)
     drain_restart(p);
     p->next_item = p->done_items = p->bytes_out = 0;
     p->held = 0;
+    memset(p->held_by, 0, sizeof(p->held_by));
     atomic_store(&p->bytes_in, 0);
     atomic_store(&p->fill_ns, 0);
     atomic_store(&p->drain_ns, 0);
@@ -285,14 +286,19 @@ side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, sid
         r = error_set(SIDE_INVALID, "side_pipeline_next", "item or stream is NULL, or stream is of another device");
     if (r == SIDE_OK && !p->in_pass)
         r = pass_begin(p);
-    if (r == SIDE_OK && p->held >= p->depth)
-        return error_set(SIDE_WOULD_DEADLOCK, "side_pipeline_next",
-                         "all %u items are held: call side_pipeline_done for one first", p->depth);
+    /* Slots go round in a ring: the item that is held longest stands in the way before all of them are held. */
+    uint64_t *holder = p != NULL ? &p->held_by[p->next_item % p->depth] : NULL;
+    if (r == SIDE_OK && *holder != 0)
+        return error_set(
+            SIDE_WOULD_DEADLOCK, "side_pipeline_next",
+            "item %llu is held in the slot that item %llu needs (depth %u): call side_pipeline_done for it first",
+            (unsigned long long)(*holder - 1), (unsigned long long)p->next_item, p->depth);
     if (r != SIDE_OK)
         return r;
     r = item_begin(p, stream, &got);
     if (r == SIDE_OK) {
         p->held++;
+        *holder = got.number + 1;
         *item = got;
     } else if (r != SIDE_END) {
         r = pass_end(p, r);
@@ -311,7 +317,7 @@ side_status side_pipeline_done(side_pipeline *pipeline, side_item *item, side_st
 
     if (r == SIDE_OK && (stream == NULL || item == NULL || stream->device != p->device))
         r = error_set(SIDE_INVALID, "side_pipeline_done", "item or stream is NULL, or stream is of another device");
-    if (r == SIDE_OK && (p->held == 0 || item->slot.data == NULL))
+    if (r == SIDE_OK && (item->slot.data == NULL || p->held_by[item->number % p->depth] != item->number + 1))
         r = error_set(SIDE_STATE, "side_pipeline_done", "the item is not held");
     if (r != SIDE_OK)
         return r;
@@ -319,6 +325,7 @@ side_status side_pipeline_done(side_pipeline *pipeline, side_item *item, side_st
     if (r == SIDE_TOO_LARGE || r == SIDE_STALE || r == SIDE_STATE)
         return r; /* refused before anything was queued */
     p->held--;
+    p->held_by[item->number % p->depth] = 0;
     item->slot.data = NULL;
     return r == SIDE_OK ? SIDE_OK : pass_end(p, r);
 }
