@@ -21,7 +21,8 @@ static bool pci_read(const char *pci, const char *attribute, char *text, size_t 
     char path[512];
     bool got = false;
 
-    if ((size_t)snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/%s", SYSFS, pci, attribute) >= sizeof(path))
+    if (pci[0] == '\0' ||
+        (size_t)snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/%s", SYSFS, pci, attribute) >= sizeof(path))
         return false;
     FILE *f = fopen(path, "re");
     if (f != NULL) {
@@ -79,7 +80,7 @@ static bool link_from_nvml(const char *pci, side_link *link, bool *c2c)
     void *device = NULL;
     bool got = false;
 
-    if (cu_nvml(&nvml) != SIDE_OK || nvml->nvmlInit_v2() != 0)
+    if (pci[0] == '\0' || cu_nvml(&nvml) != SIDE_OK || nvml->nvmlInit_v2() != 0)
         return false;
     if (nvml->nvmlDeviceGetHandleByPciBusId_v2(pci, &device) == 0) {
         *c2c = nvml->nvmlDeviceGetC2cModeInfoV != NULL && nvml->nvmlDeviceGetC2cModeInfoV(device, &enabled) == 0 &&

@@ -24,12 +24,14 @@ side_status cuda_alloc(dev_context *context, size_t bytes, void **data)
 
 void cuda_free(dev_context *context, void *data)
 {
-    if (data == NULL || cuda_enter(context) != SIDE_OK)
+    if (data == NULL)
         return;
+    const bool entered = cuda_enter(context) == SIDE_OK;
     CUresult r = context->cu->cuMemFree(address(data));
     if (r != CUDA_SUCCESS)
         log_message(SIDE_LEVEL_WARN, "cuda", "cuMemFree(%p): error %d", data, (int)r);
-    cuda_leave(context);
+    if (entered)
+        cuda_leave(context);
 }
 
 /* Refusals that another try cannot mend are SIDE_UNSUPPORTED. Out of memory means the host's here, or its limit on pinned memory. */
@@ -93,12 +95,14 @@ side_status cuda_host_alloc(dev_context *context, size_t bytes, void **data)
 
 void cuda_host_free(dev_context *context, void *data)
 {
-    if (data == NULL || cuda_enter(context) != SIDE_OK)
+    if (data == NULL)
         return;
+    const bool entered = cuda_enter(context) == SIDE_OK;
     CUresult r = context->cu->cuMemFreeHost(data);
     if (r != CUDA_SUCCESS)
         log_message(SIDE_LEVEL_WARN, "cuda", "cuMemFreeHost(%p): error %d", data, (int)r);
-    cuda_leave(context);
+    if (entered)
+        cuda_leave(context);
 }
 
 side_status cuda_memory_kind(dev_context *context, const void *data, side_memory_kind *kind)

@@ -81,12 +81,12 @@ void cuda_stream_destroy(dev_stream *stream)
     if (stream == NULL)
         return;
     dev_context *context = stream->context;
-    if (cuda_enter(context) == SIDE_OK) {
-        blas_stream_finish(stream);
-        if (stream->owned)
-            context->cu->cuStreamDestroy(stream->handle);
+    const bool entered = cuda_enter(context) == SIDE_OK; /* a lost context: the driver still forgets its handles */
+    blas_stream_finish(stream);
+    if (stream->owned)
+        context->cu->cuStreamDestroy(stream->handle);
+    if (entered)
         cuda_leave(context);
-    }
     mem_free(stream);
 }
 
@@ -147,10 +147,10 @@ void cuda_event_destroy(dev_event *event)
 {
     if (event == NULL)
         return;
-    if (cuda_enter(event->context) == SIDE_OK) {
-        event->context->cu->cuEventDestroy(event->handle);
+    const bool entered = cuda_enter(event->context) == SIDE_OK;
+    event->context->cu->cuEventDestroy(event->handle);
+    if (entered)
         cuda_leave(event->context);
-    }
     mem_free(event);
 }
 

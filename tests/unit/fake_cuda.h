@@ -1,0 +1,828 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A CUDA driver that is not there: each function does what a caller can see of it (memory is malloc'ed, copies happen at once, handles are
+ * counted), checks that it is called as the real one wants (a context is current, handles are live), and can be told to fail. */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include "t.h"
+
+#include "alloc.h"
+#include "cu_load.h"
+#include "cuda_impl.h"
+
+enum fake_kind {
+    FAKE_CONTEXT,
+    FAKE_STREAM,
+    FAKE_EVENT,
+    FAKE_MODULE,
+    FAKE_MEMORY,
+    FAKE_HOST,
+    FAKE_PROGRAM,
+    FAKE_BLAS,
+    FAKE_NVML,
+    FAKE_KINDS
+};
+
+static struct fake {
+    /* What fails: the fail_at-th call from now (0: none), or every call of fail_name. A test of threads sets neither. */
+    unsigned long calls, fail_at;
+    const char *fail_name, *failed; /* failed: the last call that was made to fail */
+    int code;                       /* with what: a CUresult; libraries answer 1 */
+    int live[FAKE_KINDS], registered;
+    /* What the machine is like. */
+    int version, devices, major, minor, engines, coherent, can_register;
+    const char *name;
+    unsigned pointer_type, pointer_managed;
+    int capturing;       /* what cuStreamIsCapturing says */
+    int pending;         /* so many queries answer "not ready"; -1: all */
+    void *alien;         /* a stream of another context */
+    int module_refusals; /* so many loads are refused for their image */
+    int archs[3];        /* what NVRTC compiles for */
+    unsigned c2c;
+    /* What was seen. */
+    size_t batches, batched, singles, launches, gemms, stream_waits;
+    unsigned register_flags, grid, block;
+    char target[64]; /* NVRTC's --gpu-architecture */
+    void *workspace; /* of the last product */
+    CUstream gemm_stream;
+    int relaxed; /* how often a thread was made relaxed */
+} fake;
+
+static _Thread_local int depth; /* of this thread's context stack */
+static pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+struct fake_handle {
+    int kind;
+    bool timing, recorded;
+};
+static struct fake_handle primary = {FAKE_CONTEXT, false, false};
+
+/* Counts the call; true where it is to fail. */
+static bool fails(const char *name)
+{
+    pthread_mutex_lock(&fake_mutex);
+    fake.calls++;
+    const bool yes = fake.calls == fake.fail_at || (fake.fail_name != NULL && strcmp(fake.fail_name, name) == 0);
+    if (yes)
+        fake.failed = name;
+    pthread_mutex_unlock(&fake_mutex);
+    return yes;
+}
+
+static void count(int *counter, int by)
+{
+    pthread_mutex_lock(&fake_mutex);
+    *counter += by;
+    assert_true(*counter >= 0);
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+static void *make(enum fake_kind kind)
+{
+    struct fake_handle *h = calloc(1, sizeof(*h));
+    assert_non_null(h);
+    h->kind = (int)kind;
+    count(&fake.live[kind], 1);
+    return h;
+}
+
+static struct fake_handle *live(void *handle, enum fake_kind kind)
+{
+    struct fake_handle *h = handle;
+    assert_non_null(h);
+    assert_int_equal(h->kind, kind);
+    return h;
+}
+
+static void unmake(void *handle, enum fake_kind kind)
+{
+    live(handle, kind)->kind = -1;
+    count(&fake.live[kind], -1);
+    free(handle);
+}
+
+static void entered(void)
+{
+    if (depth <= 0)
+        T_FAIL("a driver call without a current context");
+}
+
+static bool is_stream(CUstream stream)
+{
+    if ((uintptr_t)stream > CU_HANDLE_PER_THREAD && (void *)stream != fake.alien)
+        live(stream, FAKE_STREAM);
+    return true;
+}
+
+static CUresult f_cuInit(unsigned int flags)
+{
+    assert_int_equal(flags, 0);
+    return fails("cuInit") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuDriverGetVersion(int *version)
+{
+    if (fails("cuDriverGetVersion"))
+        return fake.code;
+    *version = fake.version;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuGetErrorName(CUresult result, const char **text)
+{
+    *text = result == CUDA_ERROR_OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : result == CUDA_ERROR_ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                                                   : NULL;
+    return *text != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult f_cuGetErrorString(CUresult result, const char **text)
+{
+    *text = "words of the driver";
+    return result == CUDA_ERROR_ILLEGAL_ADDRESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult f_cuDeviceGetCount(int *devices)
+{
+    if (fails("cuDeviceGetCount"))
+        return fake.code;
+    *devices = fake.devices;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDeviceGet(CUdevice *device, int ordinal)
+{
+    if (fails("cuDeviceGet"))
+        return fake.code;
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDeviceGetName(char *name, int bytes, CUdevice device)
+{
+    (void)device;
+    if (fails("cuDeviceGetName"))
+        return fake.code;
+    snprintf(name, (size_t)bytes, "%s", fake.name);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+    (void)device;
+    if (fails("cuDeviceGetUuid"))
+        return fake.code;
+    for (int i = 0; i < 16; i++)
+        uuid->bytes[i] = (char)(i * 17);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDeviceTotalMem(size_t *bytes, CUdevice device)
+{
+    (void)device;
+    if (fails("cuDeviceTotalMem"))
+        return fake.code;
+    *bytes = (size_t)139 << 30;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    (void)device;
+    if (fails("cuDeviceGetAttribute"))
+        return fake.code;
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = fake.major; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = fake.minor; break;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = fake.engines; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED: *value = fake.can_register; break;
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: *value = 1; break;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: *value = fake.coherent; break;
+    default: *value = 0; break;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDeviceGetPCIBusId(char *id, int bytes, CUdevice device)
+{
+    (void)device;
+    if (fails("cuDeviceGetPCIBusId"))
+        return fake.code;
+    snprintf(id, (size_t)bytes, "0000:0A:00.0");
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    (void)device;
+    if (fails("cuDevicePrimaryCtxRetain"))
+        return fake.code;
+    count(&fake.live[FAKE_CONTEXT], 1);
+    *context = (CUcontext)&primary;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    (void)device;
+    count(&fake.live[FAKE_CONTEXT], -1);
+    return fails("cuDevicePrimaryCtxRelease") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuCtxPushCurrent(CUcontext context)
+{
+    if (fails("cuCtxPushCurrent"))
+        return fake.code;
+    assert_ptr_equal(context, &primary);
+    depth++;
+    return CUDA_SUCCESS;
+}
+
+/* It never fails where something was pushed; nothing could be done about it. */
+static CUresult f_cuCtxPopCurrent(CUcontext *context)
+{
+    entered();
+    depth--;
+    *context = (CUcontext)&primary;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+    static _Thread_local CUstreamCaptureMode now; /* global */
+    const CUstreamCaptureMode before = now;
+
+    if (fails("cuThreadExchangeStreamCaptureMode"))
+        return fake.code;
+    if (*mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+        count(&fake.relaxed, 1);
+    now = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    if (fails("cuMemGetInfo"))
+        return fake.code;
+    *free_bytes = 12345;
+    *total_bytes = 67890;
+    return depth > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+static CUresult f_cuMemAlloc(CUdeviceptr *data, size_t bytes)
+{
+    entered();
+    if (fails("cuMemAlloc"))
+        return fake.code;
+    void *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    assert_non_null(p);
+    count(&fake.live[FAKE_MEMORY], 1);
+    *data = (CUdeviceptr)(uintptr_t)p;
+    return CUDA_SUCCESS;
+}
+
+/* Destroying tells of earlier faults but destroys all the same; so in the rest. */
+static CUresult f_cuMemFree(CUdeviceptr data)
+{
+    free((void *)(uintptr_t)data);
+    count(&fake.live[FAKE_MEMORY], -1);
+    return fails("cuMemFree") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuMemHostAlloc(void **data, size_t bytes, unsigned int flags)
+{
+    entered();
+    assert_int_equal(flags, CU_ALLOC_PORTABLE | CU_ALLOC_DEVICEMAP);
+    if (fails("cuMemHostAlloc"))
+        return fake.code;
+    *data = malloc(bytes);
+    count(&fake.live[FAKE_HOST], 1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuMemFreeHost(void *data)
+{
+    free(data);
+    count(&fake.live[FAKE_HOST], -1);
+    return fails("cuMemFreeHost") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuMemHostRegister(void *data, size_t bytes, unsigned int flags)
+{
+    entered();
+    assert_true(data != NULL && bytes > 0);
+    if (fails("cuMemHostRegister"))
+        return fake.code;
+    fake.register_flags = flags;
+    count(&fake.registered, 1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuMemHostUnregister(void *data)
+{
+    entered();
+    assert_non_null(data);
+    count(&fake.registered, -1);
+    return fails("cuMemHostUnregister") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuPointerGetAttributes(unsigned int n, CUpointer_attribute *attributes, void **values,
+                                         CUdeviceptr pointer)
+{
+    (void)pointer;
+    entered();
+    if (fails("cuPointerGetAttributes"))
+        return fake.code;
+    for (unsigned i = 0; i < n; i++)
+        *(unsigned *)values[i] = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? fake.pointer_type
+                                                                                   : fake.pointer_managed;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+    entered();
+    assert_int_equal(flags, CU_STREAM_NON_BLOCKING);
+    if (fails("cuStreamCreate"))
+        return fake.code;
+    *stream = make(FAKE_STREAM);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuStreamDestroy(CUstream stream)
+{
+    unmake(stream, FAKE_STREAM);
+    return fails("cuStreamDestroy") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    entered();
+    if (fails("cuStreamGetCtx"))
+        return fake.code;
+    *context = (void *)stream == fake.alien ? (CUcontext)&fake : (CUcontext)&primary;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    entered();
+    is_stream(stream);
+    if (fails("cuStreamIsCapturing"))
+        return fake.code;
+    *status = fake.capturing;
+    return CUDA_SUCCESS;
+}
+
+static CUresult ready(void)
+{
+    if (fake.pending > 0)
+        fake.pending--;
+    else if (fake.pending == 0)
+        return CUDA_SUCCESS;
+    return CUDA_ERROR_NOT_READY;
+}
+
+static CUresult f_cuStreamQuery(CUstream stream)
+{
+    entered();
+    is_stream(stream);
+    return fails("cuStreamQuery") ? fake.code : ready();
+}
+
+static CUresult f_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
+{
+    entered();
+    is_stream(stream);
+    live(event, FAKE_EVENT);
+    assert_int_equal(flags, 0);
+    fake.stream_waits++;
+    return fails("cuStreamWaitEvent") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuEventCreate(CUevent *event, unsigned int flags)
+{
+    entered();
+    assert_true(flags == CU_EVENT_DEFAULT || flags == CU_EVENT_DISABLE_TIMING);
+    if (fails("cuEventCreate"))
+        return fake.code;
+    *event = make(FAKE_EVENT);
+    live(*event, FAKE_EVENT)->timing = flags == CU_EVENT_DEFAULT;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuEventDestroy(CUevent event)
+{
+    unmake(event, FAKE_EVENT);
+    return fails("cuEventDestroy") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuEventRecord(CUevent event, CUstream stream)
+{
+    entered();
+    is_stream(stream);
+    if (fails("cuEventRecord"))
+        return fake.code;
+    live(event, FAKE_EVENT)->recorded = true;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuEventQuery(CUevent event)
+{
+    entered();
+    live(event, FAKE_EVENT);
+    return fails("cuEventQuery") ? fake.code : ready();
+}
+
+static CUresult f_cuEventElapsedTime(float *ms, CUevent begin, CUevent end)
+{
+    entered();
+    if (fails("cuEventElapsedTime"))
+        return fake.code;
+    assert_true(live(begin, FAKE_EVENT)->timing && live(end, FAKE_EVENT)->timing);
+    if (!live(begin, FAKE_EVENT)->recorded || !live(end, FAKE_EVENT)->recorded)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (ready() != CUDA_SUCCESS)
+        return CUDA_ERROR_NOT_READY;
+    *ms = 1.5f;
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_now(void *dst, const void *src, size_t bytes, CUstream stream, const char *name)
+{
+    entered();
+    is_stream(stream);
+    assert_true(bytes > 0);
+    if (fails(name))
+        return fake.code;
+    memcpy(dst, src, bytes);
+    fake.singles++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream)
+{
+    return copy_now((void *)(uintptr_t)dst, src, bytes, stream, "cuMemcpyHtoDAsync");
+}
+
+static CUresult f_cuMemcpyDtoHAsync(void *dst, CUdeviceptr src, size_t bytes, CUstream stream)
+{
+    return copy_now(dst, (const void *)(uintptr_t)src, bytes, stream, "cuMemcpyDtoHAsync");
+}
+
+static CUresult f_cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
+{
+    return copy_now((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, bytes, stream, "cuMemcpyDtoDAsync");
+}
+
+static CUresult f_cuMemcpyBatchAsync(CUdeviceptr *dst, CUdeviceptr *src, size_t *bytes, size_t n,
+                                     CUmemcpyAttributes *attributes, size_t *first, size_t attribute_count,
+                                     size_t *failed, CUstream stream)
+{
+    entered();
+    assert_true((uintptr_t)stream > CU_HANDLE_PER_THREAD);
+    is_stream(stream);
+    assert_true(n > 0 && attribute_count == 1 && first[0] == 0 && failed != NULL && fake.capturing == 0);
+    assert_int_equal(attributes->order, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+    if (fails("cuMemcpyBatchAsync"))
+        return fake.code;
+    for (size_t i = 0; i < n; i++) {
+        assert_true(bytes[i] > 0);
+        memcpy((void *)(uintptr_t)dst[i], (const void *)(uintptr_t)src[i], bytes[i]);
+    }
+    fake.batches++;
+    fake.batched += n;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream)
+{
+    entered();
+    is_stream(stream);
+    if (fails("cuMemsetD8Async"))
+        return fake.code;
+    memset((void *)(uintptr_t)dst, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *user)
+{
+    entered();
+    is_stream(stream);
+    if (fails("cuLaunchHostFunc"))
+        return fake.code;
+    fn(user);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuModuleLoadData(CUmodule *module, const void *image)
+{
+    entered();
+    assert_non_null(image);
+    if (fails("cuModuleLoadData"))
+        return fake.code;
+    if (fake.module_refusals > 0) {
+        fake.module_refusals--;
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
+    *module = make(FAKE_MODULE);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuModuleUnload(CUmodule module)
+{
+    unmake(module, FAKE_MODULE);
+    return fails("cuModuleUnload") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    entered();
+    live(module, FAKE_MODULE);
+    if (fails("cuModuleGetFunction"))
+        return fake.code;
+    *function = (CUfunction)(uintptr_t)name;
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                 unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
+                                 CUstream stream, void **arguments, void **extra)
+{
+    entered();
+    is_stream(stream);
+    assert_true(function != NULL && arguments != NULL && extra == NULL && shared == 0);
+    assert_true(grid_x > 0 && grid_x <= 132 * 8 && grid_y == 1 && grid_z == 1 && block_x > 0 && block_y == 1 &&
+                block_z == 1);
+    if (fails("cuLaunchKernel"))
+        return fake.code;
+    pthread_mutex_lock(&fake_mutex);
+    fake.launches++;
+    fake.grid = grid_x;
+    fake.block = block_x;
+    pthread_mutex_unlock(&fake_mutex);
+    return CUDA_SUCCESS;
+}
+
+static const struct cu_api fake_cu = {
+#define FAKE_MEMBER(needed, name, version, arguments) .name = f_##name,
+    CU_FUNCTIONS(FAKE_MEMBER)
+#undef FAKE_MEMBER
+};
+
+/* ---------------------------------------------------------------- the libraries */
+
+static nvrtcResult f_nvrtcVersion(int *major, int *minor)
+{
+    *major = 13;
+    *minor = 0;
+    return fails("nvrtcVersion");
+}
+
+static nvrtcResult f_nvrtcGetNumSupportedArchs(int *archs)
+{
+    *archs = 3;
+    return fails("nvrtcGetNumSupportedArchs");
+}
+
+static nvrtcResult f_nvrtcGetSupportedArchs(int *archs)
+{
+    memcpy(archs, fake.archs, sizeof(fake.archs));
+    return fails("nvrtcGetSupportedArchs");
+}
+
+static nvrtcResult f_nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name, int header_count,
+                                        const char *const *headers, const char *const *include_names)
+{
+    (void)headers;
+    (void)include_names;
+    if (fails("nvrtcCreateProgram"))
+        return 1;
+    assert_true(strstr(source, "side_xxh3_blocks") != NULL && name != NULL && header_count == 0);
+    *program = make(FAKE_PROGRAM);
+    return 0;
+}
+
+static nvrtcResult f_nvrtcCompileProgram(nvrtcProgram program, int option_count, const char *const *options)
+{
+    live(program, FAKE_PROGRAM);
+    assert_true(option_count >= 1);
+    snprintf(fake.target, sizeof(fake.target), "%s", strchr(options[0], '=') + 1);
+    return fails("nvrtcCompileProgram") ? 6 : 0;
+}
+
+static nvrtcResult size_of(nvrtcProgram program, size_t *bytes, const char *name)
+{
+    live(program, FAKE_PROGRAM);
+    *bytes = 8;
+    return fails(name);
+}
+
+static nvrtcResult text_of(nvrtcProgram program, char *text, const char *name)
+{
+    live(program, FAKE_PROGRAM);
+    memcpy(text, "bad line", 8);
+    return fails(name);
+}
+
+static nvrtcResult f_nvrtcGetCUBINSize(nvrtcProgram program, size_t *bytes)
+{
+    assert_memory_equal(fake.target, "sm_", 3);
+    return size_of(program, bytes, "nvrtcGetCUBINSize");
+}
+
+static nvrtcResult f_nvrtcGetCUBIN(nvrtcProgram program, char *cubin)
+{
+    return text_of(program, cubin, "nvrtcGetCUBIN");
+}
+
+static nvrtcResult f_nvrtcGetPTXSize(nvrtcProgram program, size_t *bytes)
+{
+    assert_memory_equal(fake.target, "compute_", 8);
+    return size_of(program, bytes, "nvrtcGetPTXSize");
+}
+
+static nvrtcResult f_nvrtcGetPTX(nvrtcProgram program, char *ptx)
+{
+    return text_of(program, ptx, "nvrtcGetPTX");
+}
+
+static nvrtcResult f_nvrtcGetProgramLogSize(nvrtcProgram program, size_t *bytes)
+{
+    return size_of(program, bytes, "nvrtcGetProgramLogSize");
+}
+
+static nvrtcResult f_nvrtcGetProgramLog(nvrtcProgram program, char *log)
+{
+    return text_of(program, log, "nvrtcGetProgramLog");
+}
+
+static nvrtcResult f_nvrtcDestroyProgram(nvrtcProgram *program)
+{
+    unmake(*program, FAKE_PROGRAM);
+    return fails("nvrtcDestroyProgram");
+}
+
+static cublasStatus_t f_cublasCreate_v2(cublasHandle_t *handle)
+{
+    entered();
+    if (fails("cublasCreate"))
+        return BLAS_NOT_INITIALIZED;
+    *handle = make(FAKE_BLAS);
+    return BLAS_OK;
+}
+
+static cublasStatus_t f_cublasDestroy_v2(cublasHandle_t handle)
+{
+    unmake(handle, FAKE_BLAS);
+    return fails("cublasDestroy") ? BLAS_NOT_INITIALIZED : BLAS_OK;
+}
+
+static cublasStatus_t f_cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
+{
+    live(handle, FAKE_BLAS);
+    is_stream(stream);
+    if (fails("cublasSetStream"))
+        return BLAS_NOT_INITIALIZED;
+    fake.gemm_stream = stream;
+    fake.workspace = NULL; /* as documented: back to cuBLAS's own */
+    return BLAS_OK;
+}
+
+static cublasStatus_t f_cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t bytes)
+{
+    live(handle, FAKE_BLAS);
+    if (fails("cublasSetWorkspace"))
+        return BLAS_NOT_INITIALIZED;
+    assert_true(bytes == (size_t)(fake.major >= 9 ? 32 : 4) << 20);
+    fake.workspace = workspace;
+    return BLAS_OK;
+}
+
+static cublasStatus_t f_cublasGemmEx(cublasHandle_t handle, cublasOperation_t a_op, cublasOperation_t b_op, int m,
+                                     int n, int k, const void *alpha, const void *a, cudaDataType a_type, int a_stride,
+                                     const void *b, cudaDataType b_type, int b_stride, const void *beta, void *c,
+                                     cudaDataType c_type, int c_stride, cublasComputeType_t compute,
+                                     cublasGemmAlgo_t algorithm)
+{
+    entered();
+    live(handle, FAKE_BLAS);
+    if (fails("cublasGemmEx"))
+        return BLAS_EXECUTION_FAILED;
+    assert_non_null(fake.workspace);
+    assert_true(a_op == BLAS_OP_N && b_op == BLAS_OP_N && algorithm == BLAS_ALGORITHM_DEFAULT && a_type == b_type);
+    assert_true(compute == BLAS_COMPUTE_32F || compute == BLAS_COMPUTE_32F_FAST_TF32);
+    assert_true(a_stride == m && b_stride == k && c_stride == m);
+    if (a_type == BLAS_R_32F && c_type == BLAS_R_32F)
+        for (int j = 0; j < n; j++) /* column-major */
+            for (int i = 0; i < m; i++) {
+                float sum = 0;
+                for (int p = 0; p < k; p++)
+                    sum += ((const float *)a)[i + (size_t)p * (size_t)m] * ((const float *)b)[p + (size_t)j * (size_t)k];
+                ((float *)c)[i + (size_t)j * (size_t)m] = *(const float *)alpha * sum + *(const float *)beta;
+            }
+    fake.gemms++;
+    return BLAS_OK;
+}
+
+static int f_nvmlInit_v2(void)
+{
+    if (fails("nvmlInit"))
+        return 1;
+    count(&fake.live[FAKE_NVML], 1);
+    return 0;
+}
+
+static int f_nvmlShutdown(void)
+{
+    count(&fake.live[FAKE_NVML], -1);
+    return fails("nvmlShutdown");
+}
+
+static int f_nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device)
+{
+    assert_string_equal(id, "0000:0a:00.0");
+    *device = &fake;
+    return fails("nvmlDeviceGetHandleByPciBusId");
+}
+
+static int f_nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned int *generation)
+{
+    assert_ptr_equal(device, &fake);
+    *generation = 1;
+    return fails("nvmlDeviceGetCurrPcieLinkGeneration");
+}
+
+static int f_nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned int *width)
+{
+    assert_ptr_equal(device, &fake);
+    *width = 8;
+    return fails("nvmlDeviceGetCurrPcieLinkWidth");
+}
+
+static int f_nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned int *generation)
+{
+    assert_ptr_equal(device, &fake);
+    *generation = 5;
+    return fails("nvmlDeviceGetMaxPcieLinkGeneration");
+}
+
+static int f_nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned int *width)
+{
+    assert_ptr_equal(device, &fake);
+    *width = 16;
+    return fails("nvmlDeviceGetMaxPcieLinkWidth");
+}
+
+static int f_nvmlDeviceGetC2cModeInfoV(void *device, unsigned int *enabled)
+{
+    assert_ptr_equal(device, &fake);
+    *enabled = fake.c2c;
+    return fails("nvmlDeviceGetC2cModeInfo");
+}
+
+#define FAKE_MEMBER(needed, name, arguments) .name = f_##name,
+static const struct nvrtc_api fake_nvrtc = {NVRTC_FUNCTIONS(FAKE_MEMBER)};
+static const struct cublas_api fake_cublas = {CUBLAS_FUNCTIONS(FAKE_MEMBER)};
+static const struct nvml_api fake_nvml = {NVML_FUNCTIONS(FAKE_MEMBER)};
+#undef FAKE_MEMBER
+
+/* ---------------------------------------------------------------- */
+
+static void fake_libraries(const struct nvrtc_api *nvrtc, const struct cublas_api *cublas, const struct nvml_api *nvml)
+{
+    const struct cu_libs_test tables = {nvrtc, cublas, nvml, true};
+    cu_libs_test(&tables);
+}
+
+/* A healthy H200 with a driver of CUDA 13.0, and the library told to use it. */
+static void fake_begin(void)
+{
+    fake = (struct fake){.code = CUDA_ERROR_INVALID_VALUE,
+                         .version = 13000,
+                         .devices = 2,
+                         .major = 9,
+                         .engines = 3,
+                         .can_register = 1,
+                         .name = "NVIDIA H200",
+                         .archs = {75, 90, 100}};
+    fake_libraries(&fake_nvrtc, &fake_cublas, &fake_nvml);
+    cu_test_api(&fake_cu);
+}
+
+/* This thread's context stack is as it was, nothing is left of the driver's and none of our memory. */
+static void fake_clean(void)
+{
+    assert_int_equal(depth, 0);
+    for (int kind = 0; kind < FAKE_KINDS; kind++)
+        if (fake.live[kind] != 0)
+            T_FAIL("%d handles of kind %d are left; %s was the call that failed", fake.live[kind], kind,
+                   fake.failed != NULL ? fake.failed : "none");
+    assert_int_equal(fake.registered, 0);
+    assert_int_equal(mem_live(), 0);
+}
+
+#endif
