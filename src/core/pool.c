@@ -192,6 +192,7 @@ side_status side_pool_alloc(side_pool *pool, size_t bytes, void **data)
     side_status s = pool_check(pool, "side_pool_alloc");
     struct pool_chunk *chunk = NULL;
     struct pool_need need;
+    side_error kept;
 
     if (s != SIDE_OK)
         return s;
@@ -200,6 +201,7 @@ side_status side_pool_alloc(side_pool *pool, size_t bytes, void **data)
     if (bytes > pool->budget)
         return error_set(SIDE_OVER_BUDGET, "side_pool_alloc",
                          "%zu bytes are more than the whole budget of %zu; raise budget_bytes", bytes, pool->budget);
+    error_copy(&kept);
     need_set(&need, pool, bytes);
     s = need_fill(&need);
     if (s == SIDE_OK) {
@@ -212,6 +214,8 @@ side_status side_pool_alloc(side_pool *pool, size_t bytes, void **data)
     }
     mem_free(need.spare[0]);
     mem_free(need.spare[1]);
+    if (s == SIDE_OK)
+        error_restore(&kept); /* what was tried in vain on the way is not the caller's error */
     return s;
 }
 

@@ -9,7 +9,10 @@
  * A segment is one registration with the device, which can only be undone as a whole; a pin registers the gaps that earlier pins left and refers to
  * every segment that it touches. Where the device takes it, ranges are exact to the byte: the driver counts shared pages itself, and a segment
  * that reached into the caller's next array would break that one's copies, because drivers refuse a copy that crosses the edge of a registration.
- * A device that wants whole pages gets them, and pages are shared through the references. */
+ * A device that wants whole pages gets them, and pages are shared through the references.
+ *
+ * Unlike the pool's, these pages are inherited by forked children: a fork while they are pinned lets copy-on-write part them from the device's
+ * mapping, in parent or child. Hence the rule: fork first. */
 #include "pool_private.h"
 
 #include "alloc.h"
@@ -280,6 +283,7 @@ side_status side_memory_pin(side_device *device, const void *data, size_t bytes)
     uintptr_t begin = (uintptr_t)data, end = begin + bytes;
     side_status s = device_check(device, "side_memory_pin");
     struct pin_table *table;
+    side_error kept;
 
     if (s != SIDE_OK)
         return s;
@@ -292,9 +296,12 @@ side_status side_memory_pin(side_device *device, const void *data, size_t bytes)
     if (s != SIDE_OK)
         return s;
 
+    error_copy(&kept);
     pthread_mutex_lock(&table->mutex);
     s = pin_add(device, table, begin, end);
     pthread_mutex_unlock(&table->mutex);
+    if (s == SIDE_OK)
+        error_restore(&kept); /* what was tried in vain on the way is not the caller's error */
     return s;
 }
 

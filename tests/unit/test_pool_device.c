@@ -3,6 +3,8 @@
  * The pinned pool and its device: blocks that wait for streams, refusals, faults one by one, threads. */
 #include "pool_help.h"
 
+#include <semaphore.h>
+
 static side_stream *make_stream(side_device *device)
 {
     side_stream *stream = NULL;
@@ -210,8 +212,10 @@ T_TEST(register_refused_once)
     side_device *device = open_device("sim");
     side_pool *pool = make_pool(device, 64 * MIB, 1 * MIB);
 
+    T_STATUS(side_pool_alloc(pool, 0, NULL), SIDE_INVALID);
     sim_fail_at(device->context, 1, SIDE_DEVICE_ERROR);
     void *a = take(pool, 100);
+    assert_int_equal(side_last_error()->status, SIDE_INVALID); /* the refusal was nobody's error */
     assert_false(stats_of(pool).registered);
     void *b = take(pool, 16 * MIB);
     assert_true(stats_of(pool).registered);
@@ -451,6 +455,55 @@ T_TEST(threads_at_random)
     assert_int_equal(mem_live(), 0);
 }
 
+/* While a large block is being pinned, small ones come and go. Here the pinning ends only after they did. */
+static sem_t pinning, go_on;
+static struct side_device_ops slow_ops;
+static const struct side_device_ops *real_ops;
+
+static side_status slow_register(dev_context *context, void *data, size_t bytes, bool read_only)
+{
+    if (bytes >= 16 * MIB) {
+        sem_post(&pinning);
+        sem_wait(&go_on);
+    }
+    return real_ops->host_register(context, data, bytes, read_only);
+}
+
+static void *take_large(void *arg)
+{
+    struct job *job = arg;
+    put(job->pool, take(job->pool, 16 * MIB));
+    return NULL;
+}
+
+T_TEST(small_blocks_do_not_wait_for_large_pins)
+{
+    side_device *device = open_device("sim");
+    side_pool *pool = make_pool(device, 20 * MIB, 1 * MIB);
+    struct job job = {.pool = pool};
+    pthread_t thread;
+    void *p = NULL;
+
+    real_ops = device->ops;
+    slow_ops = *device->ops;
+    slow_ops.host_register = slow_register;
+    device->ops = &slow_ops;
+    sem_init(&pinning, 0, 0);
+    sem_init(&go_on, 0, 0);
+    T_OK(os_thread_create(&thread, "take", take_large, &job));
+    sem_wait(&pinning);
+    put(pool, take(pool, 100));
+    put(pool, take(pool, 2 * MIB));
+    /* What is being pinned counts already. */
+    T_STATUS(side_pool_alloc(pool, 5 * MIB, &p), SIDE_OVER_BUDGET);
+    side_pool_trim(pool);
+    sem_post(&go_on);
+    pthread_join(thread, NULL);
+    assert_true(stats_of(pool).peak_pinned_bytes <= 20 * MIB);
+    side_pool_destroy(pool);
+    side_device_close(device);
+}
+
 /* Eight threads that all need a first region: one pins it for all. */
 static void *take_one(void *arg)
 {
@@ -479,4 +532,4 @@ T_MAIN(T(not_before_the_stream_got_there), T(a_stuck_stream_blocks_nobody_else),
        T(events_are_recycled), T(poisoned_only_when_reusable), T(register_refused), T(register_refused_once),
        T(pinning_refused), T(unregister_refused), T(an_event_that_is_not_recorded_loses_the_block),
        T_LONG(every_allocation_fails_once, 60), T_LONG(every_device_call_fails_once, 120),
-       T_LONG(threads_at_random, 60), T(one_region_for_many_threads))
+       T_LONG(threads_at_random, 60), T(small_blocks_do_not_wait_for_large_pins), T(one_region_for_many_threads))
