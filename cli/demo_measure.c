@@ -176,6 +176,9 @@ static side_status run_logged(struct demo *d, struct demo_row *row, side_log *lo
     d->log = NULL;
     if (status == SIDE_OK)
         status = keep_spans(row, log);
+    if (status == SIDE_OK && side_log_dropped(log) > 0)
+        demo_error(d, EXIT_FAILED, "%s: the log lost %llu operations, so what was busy is not known", row->name,
+                   (unsigned long long)side_log_dropped(log));
     if (pipeline != NULL) {
         side_status destroyed = side_pipeline_destroy(pipeline);
 

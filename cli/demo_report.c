@@ -93,11 +93,20 @@ static void print_streams_note(const struct demo *d)
         const struct demo_row *row = &d->rows[i];
         double gain = one->time_s / row->time_s - 1;
 
-        if (row->streams > 1)
-            printf("%u compute streams %s %.1f %% against one.\n", row->streams, gain >= 0 ? "give" : "cost",
-                   (gain >= 0 ? gain : -gain) * 100);
+        if (row->streams <= 1)
+            continue;
+        if (gain > -0.005 && gain < 0.005)
+            printf("%u compute streams make no difference against one.\n", row->streams);
+        else
+            printf("%u compute streams %s %.1f %% against one.\n", row->streams, gain > 0 ? "gain" : "cost",
+                   (gain > 0 ? gain : -gain) * 100);
     }
 }
+
+static const char why[] = "The textbook queues copy i+1 after compute i, so the copy's wait for the compute stream "
+                          "covers compute i, and the two\n"
+                          "never overlap; reordered, copy i+1 is queued first, the same wait covers only compute i-1, "
+                          "and it runs beside compute i.\n";
 
 static int print_text(const struct demo *d, const struct demo_row *const *drawn)
 {
@@ -108,10 +117,7 @@ static int print_text(const struct demo *d, const struct demo_row *const *drawn)
     code = print_timelines(drawn, 3);
     if (code != EXIT_DONE)
         return code;
-    printf("The textbook queues copy i+1 after compute i, so the copy's wait for the compute stream covers compute i "
-           "and nothing\n"
-           "overlaps; reordered, copy i+1 is queued first, the same wait covers only compute i-1, and it runs beside "
-           "compute i.\n");
+    fputs(why, stdout);
     print_streams_note(d);
     return finish_stdout();
 }
@@ -164,8 +170,7 @@ static int write_svg(const struct demo *d, const struct demo_row *const *drawn, 
     status = side_timeline_svg_stack(parts, 3, &draw, output_write, file);
     if (status == SIDE_OK)
         return output_commit(file);
-    output_abort(file);
-    return say_status(status, "writing '%s'", d->args.svg);
+    return output_failed(file, status);
 }
 
 static int write_trace(const struct demo *d, const struct demo_row *ours, struct output *file)
@@ -178,8 +183,7 @@ static int write_trace(const struct demo *d, const struct demo_row *ours, struct
     status = side_timeline_trace(ours->spans, ours->span_count, &draw, output_write, file);
     if (status == SIDE_OK)
         return output_commit(file);
-    output_abort(file);
-    return say_status(status, "writing '%s'", d->args.trace);
+    return output_failed(file, status);
 }
 
 int demo_report(struct demo *d)

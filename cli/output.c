@@ -49,6 +49,7 @@ int output_open(struct output *o, const char *name, const struct stat *input)
 
     o->fd = o->place = -1;
     o->direct = false;
+    o->write_errno = 0;
     o->name = name;
     if (strlen(name) >= sizeof(o->final))
         return refuse(name, "has too long a name");
@@ -112,17 +113,31 @@ void output_abort(struct output *o)
     o->place = -1;
 }
 
+int output_failed(struct output *o, side_status status)
+{
+    int code = EXIT_FAILED;
+
+    if (o->write_errno != 0)
+        say("writing output '%s': %s", o->name, strerror(o->write_errno));
+    else
+        code = say_status(status, "writing output '%s'", o->name);
+    output_abort(o);
+    return code;
+}
+
 int output_write(void *user, const char *text, size_t bytes)
 {
-    const struct output *o = user;
+    struct output *o = user;
 
     while (bytes > 0) {
         ssize_t n = write(o->fd, text, bytes);
 
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0)
+        if (n <= 0) {
+            o->write_errno = n < 0 ? errno : ENOSPC;
             return 1;
+        }
         text += n;
         bytes -= (size_t)n;
     }

@@ -15,6 +15,7 @@ struct output {
     int fd;    /* -1: not open */
     int place; /* with signals.h */
     bool direct;
+    int write_errno;      /* of output_write; 0: it did not fail */
     const char *name;     /* as the user wrote it */
     char final[PATH_MAX]; /* symbolic links followed */
     char temporary[PATH_MAX + 24];
@@ -26,6 +27,9 @@ int output_open(struct output *output, const char *name, const struct stat *inpu
 int output_commit(struct output *output);
 /* Takes the unfinished file away. Fine on one that is not open. */
 void output_abort(struct output *output);
+
+/* Says why a drawing to the file failed with `status` and takes the file away. Returns an exit code. */
+int output_failed(struct output *output, side_status status);
 
 /* A side_write_fn for drawings; user is the struct output. */
 int output_write(void *user, const char *text, size_t bytes);

@@ -90,6 +90,8 @@ static void find_stages(const struct run *r, struct stage stages[STAGES])
     stages[COMPUTE] = (struct stage){"compute", NAN};
     stages[H2D] = (struct stage){"h2d", link > 0 ? share((double)s->bytes_in / link, s->time_s) : NAN};
     stages[D2H] = (struct stage){"d2h", link > 0 ? share((double)s->bytes_out / link, s->time_s) : NAN};
+    if (r->props.simulated) /* threads work in real time, the device in the model's */
+        stages[SOURCE].busy = stages[SINK].busy = NAN;
     if (r->span_count > 0) {
         stages[H2D].busy = share(r->account.h2d_busy_s, s->time_s);
         stages[COMPUTE].busy = share(r->account.compute_busy_s, s->time_s);
@@ -129,13 +131,13 @@ static int draw(struct run *r)
     if (r->args.svg != NULL) {
         status = side_timeline_svg(r->spans, r->span_count, &options, output_write, &r->svg);
         if (status != SIDE_OK)
-            return say_status(status, "writing '%s'", r->args.svg);
+            return output_failed(&r->svg, status);
         code = output_commit(&r->svg);
     }
     if (r->args.trace != NULL && code == EXIT_DONE) {
         status = side_timeline_trace(r->spans, r->span_count, &options, output_write, &r->trace);
         if (status != SIDE_OK)
-            return say_status(status, "writing '%s'", r->args.trace);
+            return output_failed(&r->trace, status);
         code = output_commit(&r->trace);
     }
     return code;
