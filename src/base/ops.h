@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The named operations on the host: what they read and write, and a C twin of each. The twins are the oracle: a device's CAST and XXH3_BLOCKS
- * give the same bits, its AFFINE rounds once (fused) or twice, its MATMUL sums in another order. */
+ * The named operations on the host: what they read and write, and a C twin of each. The twins are the oracle: a device's CAST, XXH3_BLOCKS and
+ * AFFINE (two roundings, not fused) give the same bits, its MATMUL sums in another order. */
 #ifndef BASE_OPS_H
 #define BASE_OPS_H
 
