@@ -30,6 +30,7 @@ side_status pipeline_fail(side_pipeline *p, side_status status)
     if (p->failure.status == SIDE_OK) {
         error_copy(&p->failure);
         p->failure.status = status;
+        atomic_store(&p->failed, true);
     }
     pthread_mutex_unlock(&p->mutex);
     side_slots_poison(p->in, status);
@@ -43,11 +44,11 @@ side_status pipeline_check(side_pipeline *p)
 {
     side_status r;
 
+    if (!atomic_load(&p->failed))
+        return atomic_load(&p->cancelled) ? error_set(SIDE_CANCELLED, "side_pipeline", "cancelled") : SIDE_OK;
     pthread_mutex_lock(&p->mutex);
-    r = p->failure.status != SIDE_OK ? error_restore(&p->failure) : SIDE_OK;
+    r = error_restore(&p->failure);
     pthread_mutex_unlock(&p->mutex);
-    if (r == SIDE_OK && atomic_load(&p->cancelled))
-        r = error_set(SIDE_CANCELLED, "side_pipeline", "cancelled");
     return r;
 }
 

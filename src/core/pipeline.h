@@ -106,6 +106,7 @@ struct side_pipeline {
     uint32_t staging_slots;
 
     atomic_bool cancelled; /* set by side_pipeline_cancel alone; every blocking call of ours looks at it */
+    atomic_bool failed;    /* `failure` is set */
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     side_error failure; /* the first; status SIDE_OK: none */
