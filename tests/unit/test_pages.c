@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -124,6 +125,12 @@ T_TEST(v1_container_sees_only_its_own)
     present("sys/fs/cgroup/memory/memory.limit_in_bytes", "1048576000\n");
     present("sys/fs/cgroup/memory/memory.stat", "rss 1\ntotal_rss 104857600\ntotal_unevictable 0\n");
     expect(900, "/sys/fs/cgroup/memory");
+    /* A group of ours below what is mounted. */
+    present("proc/self/cgroup", "4:memory:/docker/123/sub\n");
+    present("sys/fs/cgroup/memory/sub/memory.limit_in_bytes", "104857600\n");
+    expect(100, "/sys/fs/cgroup/memory/sub");
+    present("proc/self/cgroup", "4:memory:/docker/1234/sub\n"); /* somebody else's */
+    expect(900, "/sys/fs/cgroup/memory");
 }
 
 T_TEST(v1_huge_is_no_limit)
@@ -151,6 +158,7 @@ T_TEST(group_outside_the_namespace)
     present("proc/self/mountinfo", V2_MOUNT);
     present("proc/self/cgroup", "0::/../other\n");
     present("sys/fs/cgroup/memory.max", "104857600\n");
+    present("sys/fs/other/memory.max", "1\n"); /* no cgroup */
     expect(100, "/sys/fs/cgroup");
 }
 
@@ -231,6 +239,12 @@ T_TEST(huge_pages_are_noted)
     assert_false(p.huge);
     pages_unmap(&p);
     pages_root = "/";
+    /* Asked for, and not refused, yet not given. */
+    assert_int_equal(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), 0);
+    T_OK(pages_map(8 << 20, &how, &p));
+    assert_false(p.huge);
+    pages_unmap(&p);
+    assert_int_equal(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0), 0);
     FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
     char line[64] = "";
     if (f == NULL || fgets(line, sizeof(line), f) == NULL || strstr(line, "[never]") != NULL || T_SANITIZED)

@@ -368,6 +368,14 @@ T_TEST(freed_blocks_are_poisoned)
     for (int i = 0; i < 10000; i++)
         assert_int_equal(p[i], 0xDB);
     side_pool_destroy(pool);
+    unsetenv("SIDESTREAM_VALIDATE");
+    pool = make_pool(device, 8 * MIB, 0);
+    p = take(pool, 10000);
+    memset(p, 1, 10000);
+    put(pool, p);
+    assert_int_equal(p[0], 1);
+    assert_int_equal(p[9999], 1);
+    side_pool_destroy(pool);
     side_device_close(device);
 }
 

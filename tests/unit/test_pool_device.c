@@ -87,7 +87,10 @@ T_TEST(a_stuck_stream_blocks_nobody_else)
         take(pool, 16 * KIB);
     void *p = NULL;
     T_STATUS(side_pool_alloc(pool, 16 * KIB, &p), SIDE_OVER_BUDGET);
+    /* One question a stuck stream, not one a block. */
+    uint64_t calls = sim_calls(device->context);
     assert_int_equal(stats_of(pool).pending_bytes, 60 * 16 * KIB);
+    assert_int_equal(sim_calls(device->context), calls + 1);
 
     struct talk talk = {0};
     side_log_callback(talk_fn, &talk, SIDE_LEVEL_WARN);
@@ -241,6 +244,41 @@ T_TEST(pinning_refused)
     side_pool_destroy(pool);
     side_device_close(device);
     assert_int_equal(mem_live(), 0);
+}
+
+/* Megabytes of address space that this process has. */
+static long mapped_mib(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%ld", &pages), 1);
+    fclose(f);
+    return pages / 256;
+}
+
+T_TEST(refusals_leave_no_pages)
+{
+    side_device *device = open_device("sim");
+    side_pool *pool = make_pool(device, 64 * MIB, 0);
+    void *p = NULL;
+
+    put(pool, take(pool, 32 * MIB)); /* warm */
+    side_pool_trim(pool);
+    long before = mapped_mib();
+    for (int i = 0; i < 5; i++) {
+        sim_fail_at(device->context, 1, SIDE_NO_MEMORY);
+        T_STATUS(side_pool_alloc(pool, 32 * MIB, &p), SIDE_NO_MEMORY);
+    }
+    for (int i = 0; i < 5; i++) {
+        sim_fail_at(device->context, 1, SIDE_DEVICE_ERROR);
+        put(pool, take(pool, 32 * MIB));
+        side_pool_trim(pool);
+    }
+    assert_true(mapped_mib() < before + 32);
+    side_pool_destroy(pool);
+    side_device_close(device);
 }
 
 T_TEST(unregister_refused)
@@ -530,6 +568,7 @@ T_TEST(one_region_for_many_threads)
 
 T_MAIN(T(not_before_the_stream_got_there), T(a_stuck_stream_blocks_nobody_else), T(several_streams),
        T(events_are_recycled), T(poisoned_only_when_reusable), T(register_refused), T(register_refused_once),
-       T(pinning_refused), T(unregister_refused), T(an_event_that_is_not_recorded_loses_the_block),
-       T_LONG(every_allocation_fails_once, 60), T_LONG(every_device_call_fails_once, 120),
-       T_LONG(threads_at_random, 60), T(small_blocks_do_not_wait_for_large_pins), T(one_region_for_many_threads))
+       T(pinning_refused), T(refusals_leave_no_pages), T(unregister_refused),
+       T(an_event_that_is_not_recorded_loses_the_block), T_LONG(every_allocation_fails_once, 60),
+       T_LONG(every_device_call_fails_once, 120), T_LONG(threads_at_random, 60),
+       T(small_blocks_do_not_wait_for_large_pins), T(one_region_for_many_threads))
