@@ -191,13 +191,14 @@ static int run_pipeline(struct run *r)
 static int run_device(struct run *r)
 {
     side_status status = side_device_get_props(r->device, &r->props);
-    int code;
+    int code = EXIT_DONE;
 
     if (status != SIDE_OK)
         return say_status(status, "cannot ask the device what it is");
     if (r->source_bytes > 0)
-        run_link_measure(r);
-    code = run_pipeline(r);
+        code = run_link_measure(r);
+    if (code == EXIT_DONE)
+        code = run_pipeline(r);
     if (code == EXIT_DONE)
         code = run_op_finish(r);
     if (code == EXIT_DONE && signals_interrupted()) {

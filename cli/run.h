@@ -54,7 +54,8 @@ void run_op_fill(struct run *run, side_pipeline_options *options);
 int run_op_finish(struct run *run);
 
 /* ---- report */
-void run_link_measure(struct run *run);
+/* Fills link_gbps. An exit code: of all failures only a stuck device is one, the rest leave the rate unknown. */
+int run_link_measure(struct run *run);
 /* The drawings, then the summary. */
 int run_report(struct run *run);
 

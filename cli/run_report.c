@@ -31,7 +31,7 @@ static side_status time_copies(struct run *r, side_stream *stream, void *host, v
 }
 
 /* 256 MiB from pinned memory in four copies. The rate is something to compare with, so where there is no memory for it the run goes on. */
-void run_link_measure(struct run *r)
+int run_link_measure(struct run *r)
 {
     side_pool *pool = NULL;
     side_stream *stream = NULL;
@@ -52,7 +52,7 @@ void run_link_measure(struct run *r)
     if (status == SIDE_OK)
         status = time_copies(r, stream, host, device, begin, end);
     if (status == SIDE_STUCK) /* a copy is in flight still: keep the memory */
-        return;
+        return say_status(status, "measuring the link");
     side_event_destroy(begin);
     side_event_destroy(end);
     side_stream_destroy(stream);
@@ -62,6 +62,7 @@ void run_link_measure(struct run *r)
         side_pool_free(pool, host, NULL, 0);
     if (pool != NULL)
         side_pool_trim(pool);
+    return EXIT_DONE;
 }
 
 /* ---------------------------------------------------------------- where the time went */

@@ -69,6 +69,11 @@ t no-gpu 3 '' "sidestream: cannot open device 'cuda:99': *" run checksum f100000
 t no-kernels 3 '' "sidestream: checksum of 'f1000000': *kernels*" run checksum f1000000 -d sim:h200,kernels=0
 t no-device-memory 4 '' "sidestream: checksum of 'f1000000': *" run checksum f1000000 -d sim:h200,memory=64K
 
+for nth in 3 5 6 8; do # a device that hangs: its memory is kept, nothing is waited for twice
+    t "hang=$nth" 5 '' '*' run checksum f1000000 -d sim:h200,hang=$nth
+    t "lose=$nth" 1 '' '*' run checksum f1000000 -d sim:h200,lose=$nth
+done
+
 # A file that shrinks while it is read.
 truncate -s 3G shrinking
 "$SIDESTREAM" run checksum shrinking -d sim --chunk 1M >out 2>err </dev/null &

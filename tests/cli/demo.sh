@@ -49,8 +49,8 @@ t one-engine 0 '{*}' '' demo -d sim:one-copy-engine --dim 128 --items 7 --result
 py one-engine-json check.py one-engine
 t one-item 0 '{*}' '' demo -d sim --dim 64 --items 1 --json
 py one-item-json check.py results
-for seed in 1 2 3 4 5; do
-    t "seed=$seed" 0 '{*}' '' demo -d sim:h200,seed=$seed,check=1 --dim 64 --items 9 --results --streams 2 --json
+for seed in 1 2 3 4 5 6 7 8 9 10 11 12; do # a missing wait shows in about one of three
+    t "seed=$seed" 0 '{*}' '' demo -d sim:h200,seed=$seed,check=1 --dim 64 --items 20 --results --streams 2 --json
 done
 
 t text 0 '*simulated H200*bound*schedule*pageable*pinned*textbook*textbook-reordered*sidestream-2*equal, bit for bit*H2D*│*compute*┬*covers compute i*' '' $small
@@ -75,6 +75,10 @@ t no-kernels 3 '' 'sidestream: *kernels*' demo -d sim:h200,kernels=0
 # A device that fails at its Nth call: an error, never a hang, a crash or a success.
 for nth in 2 20 60 100 300; do
     t "fail=$nth" 1 '*' 'sidestream: *scripted*' demo -d sim:h200,fail=$nth --dim 64
+done
+for nth in 30 60 300; do
+    t "hang=$nth" 5 '' 'sidestream: * did not *' demo -d sim:h200,hang=$nth --dim 64
+    t "lose=$nth" 1 '*' 'sidestream: *' demo -d sim:h200,lose=$nth --dim 64
 done
 t no-memory-left 4 '' 'sidestream: *' demo -d sim:h200,fail=60,fail_status=no_device_memory --dim 64
 clean nothing-left
