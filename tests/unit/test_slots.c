@@ -364,6 +364,44 @@ T_TEST(list_oldest_free_first)
     fixture_close(&f);
 }
 
+/* A write that nobody read, or that was given up, comes before the next one all the same: by the filled fence, where there are no readers. */
+T_TEST(write_after_unread_write)
+{
+    static const side_policy policies[] = {SIDE_RING, SIDE_LIST, SIDE_TABLE};
+
+    T_FOR_SEEDS (seed, 60) {
+        struct fixture f;
+        side_slot w, r;
+        void *host;
+        char seen[SLOT_BYTES];
+
+        fixture_open(&f, policies[seed % 3], 1, 0, SIDE_MEMORY_DEVICE, seed);
+        T_OK(f.dev->ops->host_alloc(f.dev->context, 20 * (size_t)SLOT_BYTES, &host));
+        for (uint64_t i = 0; i < 20; i++) {
+            memset((char *)host + i * SLOT_BYTES, (int)i + 1, SLOT_BYTES);
+            T_OK(side_slots_acquire(f.t, i, f.s[i % 3], &w));
+            T_OK(side_copy_async(f.s[i % 3], SIDE_COPY_H2D, w.data, (char *)host + i * SLOT_BYTES, SLOT_BYTES));
+            if (i + 1 == 20)
+                break;
+            if (seed % 3 == 0 || i % 2 == 0) {
+                T_OK(side_slots_abandon(f.t, &w, f.s[i % 3]));
+            } else {
+                T_OK(side_slots_publish(f.t, &w, f.s[i % 3], NULL));
+                if (seed % 3 == 1 || i % 3 == 0)
+                    T_OK(side_slots_give_back(f.t, &w));
+            }
+        }
+        T_OK(side_slots_publish(f.t, &w, f.s[19 % 3], NULL));
+        T_OK(side_slots_take(f.t, w.key, f.s[3], &r));
+        T_OK(side_copy_async(f.s[3], SIDE_COPY_D2H, seen, r.data, SLOT_BYTES));
+        T_OK(side_slots_release(f.t, &r, f.s[3]));
+        T_OK(side_slots_drain(f.t, 0));
+        assert_memory_equal(seen, (char *)host + 19 * (size_t)SLOT_BYTES, SLOT_BYTES);
+        f.dev->ops->host_free(f.dev->context, host);
+        fixture_close(&f);
+    }
+}
+
 /* ---------------------------------------------------------------- table */
 
 T_TEST(table_evicts_the_least_recently_used)
@@ -578,5 +616,5 @@ T_TEST(table_is_its_model)
 
 T_MAIN(T(ring_order), T(ring_full), T(ring_readers), T(ring_abandon_close_restart), T(host_try_waits_for_the_device),
        T(ring_over_several_streams), T(copy_queued_after_compute_overlaps), T(tickets), T(list_oldest_free_first),
-       T(table_evicts_the_least_recently_used), T(table_full_of_readers), T(more_streams_than_reader_entries),
-       T(table_is_its_model))
+       T(write_after_unread_write), T(table_evicts_the_least_recently_used), T(table_full_of_readers),
+       T(more_streams_than_reader_entries), T(table_is_its_model))

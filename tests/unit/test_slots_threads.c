@@ -9,12 +9,10 @@
 
 #include <pthread.h>
 
-/* Cleared by the main thread before threads start. */
 struct team {
     side_slots *t;
     side_device *dev;
     uint64_t items;
-
     atomic_ulong taken;
     atomic_ulong wrong;
 };
