@@ -8,11 +8,12 @@
 
 enum { ITEMS = 8, FLOATS = 1 << 18, BYTES = FLOATS * 4 };
 
-/* Called once an item, in order. Queues work and returns; the item is ready as far as `stream` is concerned. */
+/* Called once an item, in order. Queues work and returns; the item is ready as far as `stream` is concerned. A callback that fails tells the
+ * cause itself: the pipeline only hears that it failed. */
 static int compute(void *user, side_stream *stream, side_item *item)
 {
     (void)user;
-    return example_kernel(stream, item->data, item->result, item->bytes, 2.0f, 1.0f) == SIDE_OK ? 0 : 1;
+    return example_end("push", example_kernel(stream, item->data, item->result, item->bytes, 2.0f, 1.0f));
 }
 
 static side_status run(side_device *device, const side_block *inputs, const side_block *outputs,

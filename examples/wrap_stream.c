@@ -13,7 +13,7 @@ enum { ITEMS = 6, FLOATS = 1 << 16, BYTES = FLOATS * 4 };
 static int compute(void *user, side_stream *stream, side_item *item)
 {
     const float *bias = user;
-    return example_kernel(stream, item->data, item->result, item->bytes, 1.0f, *bias) == SIDE_OK ? 0 : 1;
+    return example_end("wrap_stream", example_kernel(stream, item->data, item->result, item->bytes, 1.0f, *bias));
 }
 
 /* in and out: ITEMS * BYTES of pinned memory, so no staging thread is needed. */
