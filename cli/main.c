@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 struct command {
     const char *name, *summary;
@@ -87,6 +88,16 @@ static int unknown(const char *name)
     return EXIT_USAGE;
 }
 
+/* A device that does not answer could hold up what the driver does at exit. */
+static int leave(int code)
+{
+    if (code == EXIT_STUCK) {
+        fflush(NULL);
+        _exit(code);
+    }
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     char name[64];
@@ -111,7 +122,7 @@ int main(int argc, char **argv)
         argv[1] = name;
         signals_install();
         say_warnings();
-        return commands[i].run(argc - 1, argv + 1);
+        return leave(commands[i].run(argc - 1, argv + 1));
     }
     return unknown(argv[1]);
 }
