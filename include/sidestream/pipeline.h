@@ -170,7 +170,8 @@ SIDE_API side_status side_pipeline_get_stats(side_pipeline *pipeline, side_pipel
 
 /* From any thread, also a signal handler: the run, or the pulling loop, ends with SIDE_CANCELLED once drained. */
 SIDE_API void side_pipeline_cancel(side_pipeline *pipeline);
-/* Drains and frees. SIDE_STUCK: the device did not finish; memory and object are kept. */
+/* Drains and frees. What the caller has queued on pulled items that are not done must have finished before. SIDE_STUCK: the device did not finish;
+ * memory and object are kept. */
 SIDE_API side_status side_pipeline_destroy(side_pipeline *pipeline);
 
 #ifdef __cplusplus

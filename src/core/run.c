@@ -94,17 +94,30 @@ static side_status stream_drain(side_pipeline *p, side_stream *stream)
                : r;
 }
 
-static bool drain_streams(side_pipeline *p)
+/* Pulled items were done on streams that only their fences know. A wait that failed, but not for time, is tried once more. */
+static bool ring_is_stuck(side_pipeline *p, side_slots *ring)
+{
+    side_status r = ring != NULL ? side_slots_drain(ring, p->options.timeout_s) : SIDE_OK;
+
+    if (r != SIDE_OK && r != SIDE_STUCK && r != SIDE_DEVICE_LOST)
+        r = side_slots_drain(ring, p->options.timeout_s);
+    return r == SIDE_STUCK;
+}
+
+/* `pulled`: the caller's stream of the call that failed, NULL where there is none. */
+static bool drain_streams(side_pipeline *p, side_stream *pulled)
 {
     bool stuck = p->h2d != NULL && stream_drain(p, p->h2d) == SIDE_STUCK;
 
     for (uint32_t i = 0; i < p->stream_count && !stuck; i++)
         stuck = stream_drain(p, p->compute[i]) == SIDE_STUCK;
-    return stuck || (p->d2h != NULL && stream_drain(p, p->d2h) == SIDE_STUCK);
+    stuck = stuck || (pulled != NULL && stream_drain(p, pulled) == SIDE_STUCK);
+    stuck = stuck || (p->d2h != NULL && stream_drain(p, p->d2h) == SIDE_STUCK);
+    return stuck || ring_is_stuck(p, p->in) || ring_is_stuck(p, p->out);
 }
 
 /* Ends the pass: waits for threads and device. On a failure drains (R5) and returns it, or SIDE_STUCK. */
-static side_status pass_end(side_pipeline *p, side_status r)
+static side_status pass_end(side_pipeline *p, side_status r, side_stream *pulled)
 {
     side_error cause;
 
@@ -123,7 +136,7 @@ static side_status pass_end(side_pipeline *p, side_status r)
     if (r == SIDE_OK)
         return SIDE_OK;
     error_copy(&cause);
-    if (drain_streams(p)) {
+    if (drain_streams(p, pulled)) {
         p->stuck = true;
         log_message(SIDE_LEVEL_WARN, "pipeline", "the device did not drain; its memory is kept");
         return error_set(SIDE_STUCK, cause.where, "after %s the device did not drain within %g s; its memory is kept",
@@ -134,7 +147,7 @@ static side_status pass_end(side_pipeline *p, side_status r)
 
 side_status pipeline_abort(side_pipeline *p)
 {
-    return pass_end(p, error_set(SIDE_CANCELLED, "side_pipeline", "cancelled"));
+    return pass_end(p, error_set(SIDE_CANCELLED, "side_pipeline", "cancelled"), NULL);
 }
 
 /* ---------------------------------------------------------------- one item */
@@ -288,7 +301,7 @@ side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stat
         if (p->options.progress != NULL)
             p->options.progress(p->options.progress_user, p->done_items, atomic_load(&p->bytes_in), p->bytes_out);
     }
-    r = pass_end(p, r == SIDE_END ? SIDE_OK : r);
+    r = pass_end(p, r == SIDE_END ? SIDE_OK : r, NULL);
     set_stats(p);
     if (stats != NULL)
         *stats = p->stats;
@@ -322,9 +335,9 @@ side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, sid
         *holder = got.number + 1;
         *item = got;
     } else if (r != SIDE_END) {
-        r = pass_end(p, r);
+        r = pass_end(p, r, stream);
     } else if (p->held == 0) {
-        r = pass_end(p, SIDE_OK);
+        r = pass_end(p, SIDE_OK, stream);
         set_stats(p);
         r = r == SIDE_OK ? SIDE_END : r;
     }
@@ -348,7 +361,7 @@ side_status side_pipeline_done(side_pipeline *pipeline, side_item *item, side_st
     p->held--;
     p->held_by[item->number % p->depth] = 0;
     item->slot.data = NULL;
-    return r == SIDE_OK ? SIDE_OK : pass_end(p, r);
+    return r == SIDE_OK ? SIDE_OK : pass_end(p, r, stream);
 }
 
 /* Takes what was copied ahead, so that the feeding side can end; the H2D stream is its reader, so nothing waits for compute. */
@@ -376,7 +389,7 @@ side_status side_pipeline_rewind(side_pipeline *pipeline)
     if (p->held != 0)
         return error_set(SIDE_STATE, "side_pipeline_rewind", "%u items are not done", p->held);
     r = skip_rest(p);
-    r = pass_end(p, r);
+    r = pass_end(p, r, NULL);
     set_stats(p);
     return r;
 }
