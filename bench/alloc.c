@@ -7,7 +7,7 @@
  *     pool, 0     the same as the driver sets it up: the pool gives memory back whenever somebody synchronises
  *     alloc       side_device_alloc and side_device_free: cuMemAlloc, and cuMemFree, which waits for the device
  *
- *     bench_alloc [--item-kib 4096] [--items 200] and what bench.h names
+ *     bench_alloc [--items 100] [--most-mib 16] and what bench.h names
  */
 #include "bench.h"
 
@@ -121,6 +121,7 @@ static void item_by_slots(struct alloc *a, size_t i)
     char *source = (char *)a->source + i * a->bytes, *result = (char *)a->result + i * a->bytes;
     side_slot in, out;
 
+    OK(side_event_wait(a->sent[i % DEPTH], 60)); /* as the others: at most DEPTH items ahead of the host */
     OK(side_slots_acquire(a->in, 0, a->h2d, &in));
     OK(side_copy_async(a->h2d, SIDE_COPY_H2D, in.data, source, a->bytes));
     OK(side_slots_publish(a->in, &in, a->h2d, NULL));
@@ -132,8 +133,6 @@ static void item_by_slots(struct alloc *a, size_t i)
     OK(side_slots_take(a->out, out.key, a->d2h, &out));
     OK(side_copy_async(a->d2h, SIDE_COPY_D2H, result, out.data, a->bytes));
     OK(side_slots_release(a->out, &out, a->d2h));
-    /* as the others: at most DEPTH items ahead of the host */
-    OK(side_event_wait(a->sent[i % DEPTH], 60));
     OK(side_event_record(a->sent[i % DEPTH], a->d2h));
 }
 
@@ -265,7 +264,7 @@ static void size_run(struct alloc *a, size_t bytes, bool first)
 int main(int argc, char **argv)
 {
     static struct alloc a;
-    static const size_t sizes[MOST_SIZES] = {256 * 1024, 4 * MIB, 32 * MIB};
+    static const size_t sizes[MOST_SIZES] = {256 * 1024, 4 * MIB, 16 * MIB};
 
     a.b = bench_begin("alloc", argc, argv, 5);
     a.items = bench_number(&a.b, "--items", 100);
@@ -279,7 +278,7 @@ int main(int argc, char **argv)
         OK(side_event_create(a.b.device, false, &a.done[k]));
         OK(side_event_create(a.b.device, false, &a.sent[k]));
     }
-    size_t most = bench_number(&a.b, "--most-mib", 32) * MIB;
+    size_t most = bench_number(&a.b, "--most-mib", 16) * MIB;
     a.source = pinned_block(&a.b, a.items * most);
     a.result = pinned_block(&a.b, a.items * most);
     random_floats(a.source, a.items * most / sizeof(float), 1);
