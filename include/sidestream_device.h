@@ -38,7 +38,7 @@ struct side_device_ops {
 
     side_status (*alloc)(dev_context *context, size_t bytes, void **data);
     void (*free)(dev_context *context, void *data); /* may block for the device */
-    /* Pins mapped, page-aligned host memory in place. SIDE_UNSUPPORTED: the device cannot; SIDE_DEVICE_ERROR: refused. */
+    /* Pins mapped host memory in place. SIDE_INVALID: the device insists on whole pages; SIDE_UNSUPPORTED: it cannot; SIDE_DEVICE_ERROR: refused. */
     side_status (*host_register)(dev_context *context, void *data, size_t bytes, bool read_only);
     side_status (*host_unregister)(dev_context *context, void *data);
     /* Pinned memory from the driver's own allocator: the fall-back where registering is refused. */

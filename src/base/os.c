@@ -29,6 +29,13 @@ void os_sleep_ns(uint64_t ns)
         ;
 }
 
+void os_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
 unsigned os_cores(void)
 {
     cpu_set_t set;

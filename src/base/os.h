@@ -10,6 +10,7 @@
 
 uint64_t os_now_ns(void); /* CLOCK_MONOTONIC */
 void os_sleep_ns(uint64_t ns);
+void os_relax(void); /* one turn of a spin loop: tells the processor */
 
 /* Cores this process may run on (affinity), at least 1. */
 unsigned os_cores(void);

@@ -13,9 +13,6 @@
 #include "os.h"
 #include "stage_copy.h"
 
-#define CHUNK_BYTES     ((size_t)8 << 20)
-#define MIN_CHUNK_BYTES ((size_t)64 << 10)
-
 static side_status copy_out(side_pipeline *p, uint64_t item, void *dst, const void *src, size_t bytes)
 {
     struct log_ranges ranges = {src, dst, bytes, bytes};
@@ -214,7 +211,6 @@ side_status drain_create(side_pipeline *p)
     struct drain *d = &p->drain;
     const side_pipeline_options *o = &p->options;
     bool whole = o->sink.kind == SIDE_END_CALLBACK, direct = false;
-    size_t chunk = o->chunk_bytes != 0 ? o->chunk_bytes : CHUNK_BYTES;
     side_status r = SIDE_OK;
     uint32_t got = 0;
 
@@ -228,11 +224,7 @@ side_status drain_create(side_pipeline *p)
     }
     if (whole)
         p->drain_threads = 1;
-    chunk = whole || chunk > o->result_bytes ? o->result_bytes : chunk;
-    r = pipeline_staging(p, whole ? p->depth + 1 : p->drain_threads + 4, chunk,
-                         whole                     ? chunk
-                         : chunk < MIN_CHUNK_BYTES ? chunk
-                                                   : MIN_CHUNK_BYTES,
+    r = pipeline_staging(p, p->drain_threads, o->result_bytes, whole,
                          p->feed.host_in != NULL ? o->pinned_bytes / 2 : o->pinned_bytes, SITE_HOST_OUT, &d->host_out,
                          &got, &d->chunk_bytes);
     if (r != SIDE_OK)

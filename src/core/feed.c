@@ -17,10 +17,7 @@
 
 #include <string.h>
 
-#define CHUNK_BYTES       ((size_t)8 << 20)
-#define FILE_CHUNK_BYTES  ((size_t)4 << 20)
 #define DIRECT_FROM_BYTES ((size_t)256 << 10) /* pinned blocks below this are packed with their neighbours */
-#define MIN_CHUNK_BYTES   ((size_t)64 << 10)
 
 /* ---------------------------------------------------------------- cutting the source into pieces */
 
@@ -468,19 +465,12 @@ static side_status staged_create(side_pipeline *p)
     struct feed *f = &p->feed;
     const side_pipeline_options *o = &p->options;
     bool whole = o->source.kind == SIDE_END_CALLBACK;
-    size_t chunk = o->chunk_bytes != 0               ? o->chunk_bytes
-                   : o->source.kind == SIDE_END_FILE ? FILE_CHUNK_BYTES
-                                                     : CHUNK_BYTES;
     size_t limit = o->pinned_bytes != 0 && o->sink.kind != SIDE_END_NONE ? o->pinned_bytes / 2 : o->pinned_bytes;
     uint32_t got = 0;
     side_status r;
 
-    chunk = whole || chunk > o->item_bytes ? o->item_bytes : chunk;
-    r = pipeline_staging(p, whole ? p->depth + 1 : p->fill_threads + 4, chunk,
-                         whole                     ? chunk
-                         : chunk < MIN_CHUNK_BYTES ? chunk
-                                                   : MIN_CHUNK_BYTES,
-                         limit, SITE_HOST_IN, &f->host_in, &got, &f->chunk_bytes);
+    r = pipeline_staging(p, p->fill_threads, o->item_bytes, whole, limit, SITE_HOST_IN, &f->host_in, &got,
+                         &f->chunk_bytes);
     if (r != SIDE_OK)
         return r;
     f->ready_count = got + p->fill_threads;

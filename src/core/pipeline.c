@@ -14,6 +14,8 @@
 #define DEFAULT_DEPTH       3u
 #define MAX_DEFAULT_THREADS 12u
 #define DEFAULT_TIMEOUT_S   30.0
+#define CHUNK_BYTES         ((size_t)4 << 20)  /* measured: 2 MiB and 32 MiB are slower */
+#define MIN_CHUNK_BYTES     ((size_t)64 << 10) /* smaller copies are all latency */
 
 uint32_t side_default_threads(void)
 {
@@ -169,12 +171,16 @@ static void choose(side_pipeline *p)
 
 /* ---------------------------------------------------------------- memory */
 
-side_status pipeline_staging(side_pipeline *p, uint32_t want, size_t bytes, size_t min_bytes, size_t limit_bytes,
+side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_bytes, bool whole, size_t limit_bytes,
                              int site, side_slots **slots, uint32_t *got, size_t *got_bytes)
 {
     side_slots_options o = SIDE_SLOTS_OPTIONS_INIT;
+    size_t bytes = p->options.chunk_bytes != 0 ? p->options.chunk_bytes : CHUNK_BYTES, min_bytes;
+    uint32_t want = whole ? p->depth + 1 : 2 * threads + 2;
     side_status r;
 
+    bytes = whole || bytes > item_bytes ? item_bytes : bytes;
+    min_bytes = whole || bytes < MIN_CHUNK_BYTES ? bytes : MIN_CHUNK_BYTES;
     o.where = SIDE_MEMORY_PINNED;
     o.timeout_s = p->options.timeout_s;
     o.count = want;
@@ -303,7 +309,8 @@ static void pipeline_free(side_pipeline *p)
     side_slots_destroy(p->in);
     side_slots_destroy(p->out);
     for (uint32_t i = 0; p->finished != NULL && i < p->window; i++)
-        fence_finish(&p->finished[i], p->device);
+        fence_finish(&p->finished[i].fence, p->device);
+    fence_finish(&p->tail, p->device);
     streams_destroy(p);
     mem_free(p->in_meta);
     mem_free(p->out_meta);

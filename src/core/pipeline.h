@@ -58,6 +58,11 @@ struct meta {
     bool last;
 };
 
+struct finished {
+    struct fence fence;
+    uint64_t order; /* in which they were recorded */
+};
+
 struct feed {
     side_slots *host_in; /* NULL: direct */
     size_t chunk_bytes;
@@ -99,7 +104,9 @@ struct side_pipeline {
     bool own_copy_streams, own_compute_streams;
     side_slots *in, *out;
     struct meta *in_meta, *out_meta;
-    struct fence *finished; /* window of them: compute of item i in i % window */
+    struct finished *finished; /* window of them: compute of item i in i % window */
+    uint64_t finish_order;
+    struct fence tail; /* of a copy stream, at the end of a pass */
     struct feed feed;
     struct drain drain;
     size_t pinned_bytes, device_bytes;
@@ -118,7 +125,7 @@ struct side_pipeline {
     uint32_t thread_count;
 
     /* driver only */
-    bool in_pass, stuck;
+    bool in_pass, stuck, pulled;
     uint64_t next_item; /* to be taken */
     uint64_t done_items;
     uint32_t held;                        /* pull: handed out, not done */
@@ -159,8 +166,10 @@ side_status drain_check(const side_pipeline *p, uint64_t item, size_t bytes);
 /* Direct sink: queues the copy of result `item`, which is published. */
 side_status drain_direct(side_pipeline *p, uint64_t item);
 
-/* Staging ring of at most `want` pinned slots of `bytes`, fewer (down to 2), then smaller (down to min_bytes), where budget or memory are short. */
-side_status pipeline_staging(side_pipeline *p, uint32_t want, size_t bytes, size_t min_bytes, size_t limit_bytes,
+/* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items. Two slots a thread, so that
+ * threads that finish together leave the copy engine work while they start again; fewer slots (down to 2), then smaller chunks, where limit_bytes (0: none),
+ * the pool's budget or memory are short. */
+side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_bytes, bool whole, size_t limit_bytes,
                              int site, side_slots **slots, uint32_t *got, size_t *got_bytes);
 
 #endif

@@ -11,6 +11,8 @@ void pool_device_finish(side_device *device);
 /* Drivers refuse a copy whose host side crosses the edge of a pinned range (into another, or into pageable memory), and pins that overlap are
  * made of several ranges. Of `bytes` at host memory `data`, how many from the start on may go as one copy, as far as side_memory_pin's pins
  * are concerned: at least 1, `bytes` where there is no edge. Cheap where nothing is pinned in place. */
+#ifdef SIDE_TESTING /* devices that refuse such copies split them themselves: device/cuda/cuda_copy.c */
 size_t pool_copy_span(side_device *device, const void *data, size_t bytes);
+#endif
 
 #endif

@@ -327,6 +327,7 @@ side_status side_memory_unpin(side_device *device, const void *data)
     return s;
 }
 
+#ifdef SIDE_TESTING
 size_t pool_copy_span(side_device *device, const void *data, size_t bytes)
 {
     struct pin_table *table = atomic_load_explicit(&device->pins, memory_order_acquire);
@@ -346,6 +347,7 @@ size_t pool_copy_span(side_device *device, const void *data, size_t bytes)
     pthread_mutex_unlock(&table->mutex);
     return edge - begin;
 }
+#endif
 
 void pool_device_finish(side_device *device)
 {

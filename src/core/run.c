@@ -34,6 +34,7 @@ static side_status pass_begin(side_pipeline *p)
     drain_restart(p);
     p->next_item = p->done_items = p->bytes_out = 0;
     p->held = 0;
+    p->pulled = false;
     memset(p->held_by, 0, sizeof(p->held_by));
     atomic_store(&p->bytes_in, 0);
     atomic_store(&p->fill_ns, 0);
@@ -64,17 +65,47 @@ static void threads_wait(side_pipeline *p)
     pthread_mutex_unlock(&p->mutex);
 }
 
-/* Everything that the pass has queued is done: on success by its own fences alone. */
+#define STREAMS_SEEN 32
+
+/* Waits for the compute of the items first..last: for the fence that each stream recorded last, which stands for the ones before it. (Items may be done out of
+ * order, so that is not the one of the highest item.) */
+static side_status wait_finished(side_pipeline *p, uint64_t first, uint64_t last)
+{
+    struct finished *latest[STREAMS_SEEN];
+    uint32_t n = 0, k;
+    side_status r = SIDE_OK;
+
+    for (uint64_t i = first; i <= last && r == SIDE_OK; i++) {
+        struct finished *f = &p->finished[i % p->window];
+        for (k = 0; k < n && latest[k]->fence.stream != f->fence.stream; k++)
+            ;
+        if (k < n && f->order > latest[k]->order)
+            latest[k] = f;
+        else if (k == n && n < STREAMS_SEEN)
+            latest[n++] = f;
+        else if (k == n)
+            r = fence_wait(&f->fence, p->device, NULL, p->options.timeout_s, SITE_WINDOW);
+    }
+    for (k = 0; k < n && r == SIDE_OK; k++)
+        r = fence_wait(&latest[k]->fence, p->device, NULL, p->options.timeout_s, SITE_WINDOW);
+    return r;
+}
+
+/* Everything that the pass has queued is done. On success our own copy streams hold nothing else, so their tails cover nothing else; compute, which may
+ * run on the caller's streams, has its fences: in a push pass those of the last window, since the window waited for the others; a pulling loop may have
+ * been late with any item, so there the slots' own fences are asked too. */
 static side_status wait_fences(side_pipeline *p)
 {
     side_status r = SIDE_OK;
 
-    for (uint32_t i = 0; i < p->window && r == SIDE_OK; i++)
-        r = fence_wait(&p->finished[i], p->device, NULL, p->options.timeout_s, SITE_NONE);
-    if (r == SIDE_OK)
+    if (p->done_items > 0)
+        r = wait_finished(p, p->done_items > p->window ? p->done_items - p->window : 0, p->done_items - 1);
+    if (r == SIDE_OK && p->pulled)
         r = side_slots_drain(p->in, p->options.timeout_s);
-    if (r == SIDE_OK && p->out != NULL)
-        r = side_slots_drain(p->out, p->options.timeout_s);
+    if (r == SIDE_OK)
+        r = fence_record(&p->tail, p->device, p->d2h != NULL ? p->d2h : p->h2d);
+    if (r == SIDE_OK)
+        r = fence_wait(&p->tail, p->device, NULL, p->options.timeout_s, SITE_NONE);
     return r;
 }
 
@@ -152,30 +183,17 @@ side_status pipeline_abort(side_pipeline *p)
 
 /* ---------------------------------------------------------------- one item */
 
-/* Is there a later fence in [from, i] of the stream that recorded this one? Then that one covers it. */
-static bool is_covered(const side_pipeline *p, uint64_t i, uint64_t last)
-{
-    for (uint64_t k = i + 1; k <= last; k++)
-        if (p->finished[k % p->window].stream == p->finished[i % p->window].stream)
-            return true;
-    return false;
-}
-
 /* Blocks while more than `window` items would be queued and unfinished (R4, R6). Looks twice a window and not at every item, since asking the driver costs
- * more than queueing a copy; at each look the last fence of every stream stands for the ones before. */
+ * as much as queueing a copy. */
 static side_status window_wait(side_pipeline *p, uint64_t item)
 {
-    uint64_t half = p->window / 2 != 0 ? p->window / 2 : 1, first, last, t;
-    side_status r = SIDE_OK;
+    uint64_t half = p->window / 2 != 0 ? p->window / 2 : 1, t;
+    side_status r;
 
     if (item % half != 0 || item + half <= p->window)
         return SIDE_OK;
-    first = item > p->window ? item - p->window : 0;
-    last = item + half - p->window - 1;
     t = now(p);
-    for (uint64_t i = first; i <= last && r == SIDE_OK; i++)
-        if (!is_covered(p, i, last))
-            r = fence_wait(&p->finished[i % p->window], p->device, NULL, p->options.timeout_s, SITE_WINDOW);
+    r = wait_finished(p, item > p->window ? item - p->window : 0, item + half - p->window - 1);
     p->stats.device_wait_s += (double)(now(p) - t) * 1e-9;
     return r;
 }
@@ -232,7 +250,8 @@ static side_status item_end(side_pipeline *p, side_stream *stream, const side_it
             r = drain_direct(p, item->number);
     }
     if (r == SIDE_OK) /* D2H is bounded by its ring: item number + depth cannot be computed before */
-        r = fence_record(&p->finished[item->number % p->window], p->device, stream);
+        r = fence_record(&p->finished[item->number % p->window].fence, p->device, stream);
+    p->finished[item->number % p->window].order = ++p->finish_order;
     p->done_items += r == SIDE_OK;
     return r;
 }
@@ -332,6 +351,7 @@ side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, sid
     r = item_begin(p, stream, &got);
     if (r == SIDE_OK) {
         p->held++;
+        p->pulled = true;
         *holder = got.number + 1;
         *item = got;
     } else if (r != SIDE_END) {

@@ -382,7 +382,10 @@ T_TEST(copy_batches)
     /* refused in the middle: the rest one by one, and no batch from then on */
     side_piece two[2] = {{to, from, 4}, {to + 4, from + 4, 4}};
     fake.fail_name = "cuMemcpyBatchAsync";
+    fake.code = CUDA_ERROR_NOT_PERMITTED;
     T_STATUS(D.copy_batch(s, SIDE_COPY_H2D, two, 2), SIDE_DEVICE_ERROR);
+    fake.code = CUDA_ERROR_INVALID_VALUE; /* perhaps a piece in two registrations: one by one, this time */
+    T_OK(D.copy_batch(s, SIDE_COPY_H2D, two, 2));
     fake.code = CUDA_ERROR_NOT_SUPPORTED;
     T_OK(D.copy_batch(s, SIDE_COPY_H2D, two, 2));
     fake.fail_name = NULL;

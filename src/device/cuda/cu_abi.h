@@ -69,6 +69,8 @@
     X(CU_EVENT_DISABLE_TIMING, 2)                                            \
     X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                                   \
     X(CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                                    \
+    X(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11)                             \
+    X(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12)                                   \
     X(CU_MEMORYTYPE_HOST, 1)                                                 \
     X(CU_MEMORYTYPE_DEVICE, 2)                                               \
     X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                        \

@@ -8,31 +8,68 @@ static CUdeviceptr address(const void *data)
     return (CUdeviceptr)(uintptr_t)data;
 }
 
+static CUresult copy_call(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes)
+{
+    const struct cu_api *cu = stream->context->cu;
+
+    if (kind == SIDE_COPY_H2D)
+        return cu->cuMemcpyHtoDAsync(address(dst), src, bytes, stream->handle);
+    if (kind == SIDE_COPY_D2H)
+        return cu->cuMemcpyDtoHAsync(dst, address(src), bytes, stream->handle);
+    return cu->cuMemcpyDtoDAsync(address(dst), address(src), bytes, stream->handle);
+}
+
+/* How much of the `bytes` at `host` lies in the registration that `host` is in; 0: it is in none. */
+static size_t registered_bytes(const dev_context *context, const void *host, size_t bytes)
+{
+    CUdeviceptr start = 0;
+    size_t size = 0;
+    CUpointer_attribute attributes[2] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+    void *values[2] = {&start, &size};
+
+    if (context->cu->cuPointerGetAttributes(2, attributes, values, address(host)) != CUDA_SUCCESS)
+        return 0;
+    if (start > address(host) || start + size <= address(host))
+        return 0;
+    size -= (size_t)(address(host) - start);
+    return size < bytes ? size : bytes;
+}
+
+/* The driver refuses a copy whose host side lies in several registrations (memory that was pinned in overlapping parts, say), though all of it is
+ * pinned. Then it goes registration by registration. CUDA_ERROR_INVALID_VALUE where that is not the reason; nothing is queued then. */
+static CUresult copy_split(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes)
+{
+    const char *host = kind == SIDE_COPY_H2D ? src : dst;
+    CUresult r = CUDA_SUCCESS;
+    size_t part, parts = 0;
+
+    for (size_t done = 0; done < bytes; done += part, parts++) {
+        part = registered_bytes(stream->context, host + done, bytes - done);
+        if (part == 0)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (parts < 2)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t done = 0; done < bytes && r == CUDA_SUCCESS; done += part) {
+        part = registered_bytes(stream->context, host + done, bytes - done);
+        r = part != 0 ? copy_call(stream, kind, (char *)dst + done, (const char *)src + done, part)
+                      : CUDA_ERROR_INVALID_VALUE;
+    }
+    return r;
+}
+
 /* Entered. */
 static side_status copy_one(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes)
 {
-    const struct cu_api *cu = stream->context->cu;
-    const char *call = NULL;
-    CUresult r = CUDA_ERROR_INVALID_VALUE;
+    static const char *const calls[] = {"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"};
+    CUresult r;
 
     if (bytes == 0)
         return SIDE_OK;
-    switch (kind) {
-    case SIDE_COPY_H2D:
-        call = "cuMemcpyHtoDAsync";
-        r = cu->cuMemcpyHtoDAsync(address(dst), src, bytes, stream->handle);
-        break;
-    case SIDE_COPY_D2H:
-        call = "cuMemcpyDtoHAsync";
-        r = cu->cuMemcpyDtoHAsync(dst, address(src), bytes, stream->handle);
-        break;
-    case SIDE_COPY_D2D:
-        call = "cuMemcpyDtoDAsync";
-        r = cu->cuMemcpyDtoDAsync(address(dst), address(src), bytes, stream->handle);
-        break;
-    default: return error_set(SIDE_INVALID, "side_copy_async", "unknown copy kind %d", (int)kind);
-    }
-    return cuda_status(stream->context, r, call, "%p <- %p, %zu bytes, stream %p", dst, src, bytes,
+    r = copy_call(stream, kind, dst, src, bytes);
+    if (r == CUDA_ERROR_INVALID_VALUE && kind != SIDE_COPY_D2D)
+        r = copy_split(stream, kind, dst, src, bytes);
+    return cuda_status(stream->context, r, calls[kind], "%p <- %p, %zu bytes, stream %p", dst, src, bytes,
                        (void *)stream->handle);
 }
 
@@ -105,6 +142,8 @@ side_status cuda_copy_batch(dev_stream *stream, side_copy_kind kind, const side_
                 log_message(SIDE_LEVEL_INFO, "cuda", "the driver does not batch copies here; they go one by one");
                 break;
             }
+            if (r == CUDA_ERROR_INVALID_VALUE)
+                break; /* a piece may lie in several registrations: one by one, again from here on, which changes nothing */
             status = cuda_status(context, r, "cuMemcpyBatchAsync", "%zu of %zu pieces, stream %p", used, count,
                                  (void *)stream->handle);
             done += used;

@@ -184,27 +184,27 @@ side_status cuda_event_query(dev_event *event)
     return status;
 }
 
-/* Polled: cuEventSynchronize knows no time limit. Short waits are spun on for the sake of latency, long ones sleep more and more. */
-#define SPIN_NS        50000
-#define SLEEP_LEAST_NS 20000
-#define SLEEP_MOST_NS  100000
+/* Polled: cuEventSynchronize knows no time limit. Spun on for as long as a wait for a copy or a step takes as a rule, since waking from a sleep comes up to
+ * 100 us late (timer slack); after that the sleeps grow with the time waited, so that waking late costs a few percent at most. */
+#define SPIN_NS       1000000
+#define SLEEP_MOST_NS 500000
 
 side_status cuda_event_wait(dev_event *event, uint64_t timeout_ns)
 {
     const uint64_t begin = os_now_ns();
-    uint64_t sleep_ns = SLEEP_LEAST_NS;
     side_status status = cuda_enter(event->context);
 
     if (status != SIDE_OK)
         return status;
     while ((status = query(event)) == SIDE_AGAIN) {
         const uint64_t spent = os_now_ns() - begin;
+        uint64_t sleep_ns = spent / 64 < SLEEP_MOST_NS ? spent / 64 : SLEEP_MOST_NS;
         if (spent >= timeout_ns)
             break;
         if (spent < SPIN_NS)
-            continue;
-        os_sleep_ns(sleep_ns < timeout_ns - spent ? sleep_ns : timeout_ns - spent);
-        sleep_ns = sleep_ns * 5 / 4 < SLEEP_MOST_NS ? sleep_ns * 5 / 4 : SLEEP_MOST_NS;
+            os_relax();
+        else
+            os_sleep_ns(sleep_ns < timeout_ns - spent ? sleep_ns : timeout_ns - spent);
     }
     cuda_leave(event->context);
     return status;
