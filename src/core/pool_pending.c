@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Blocks that were freed while the device may still use them. Each waits for one event a stream; events are recycled. */
+ * Blocks that were freed while the device may still use them. Each waits for one fence a stream; fences are recycled. */
 #include "pool_private.h"
 
 #include "alloc.h"
@@ -10,17 +10,10 @@
 static struct pool_fence *fence_get(struct side_pool *pool)
 {
     struct pool_fence *f = pool->fences_idle;
-    const struct side_device_ops *ops = pool->device->ops;
 
-    if (f != NULL) {
-        pool->fences_idle = f->next;
-        return f;
-    }
-    f = mem_zalloc(1, sizeof(*f));
-    if (f != NULL && ops->event_create(pool->device->context, false, &f->event) != SIDE_OK) {
-        mem_free(f);
-        f = NULL;
-    }
+    if (f == NULL)
+        return mem_zalloc(1, sizeof(*f));
+    pool->fences_idle = f->next;
     return f;
 }
 
@@ -64,13 +57,12 @@ side_status pending_block(struct side_pool *pool, struct pool_chunk *chunk, side
     for (size_t i = 0; i < count && s == SIDE_OK; i++) {
         f = fence_get(pool);
         if (f == NULL) {
-            s = side_last_error()->status;
+            s = SIDE_NO_MEMORY;
             break;
         }
-        f->stream = streams[i]->number;
         f->next = chunk->fences;
         chunk->fences = f;
-        s = pool->device->ops->event_record(f->event, streams[i]->handle);
+        s = fence_record(&f->fence, pool->device, streams[i]);
     }
     if (s == SIDE_OK) {
         pending_append(pool, chunk);
@@ -108,15 +100,15 @@ static bool fences_done(struct side_pool *pool, struct pool_chunk *chunk, struct
     struct pool_fence **at = &chunk->fences, *f;
 
     while ((f = *at) != NULL) {
-        if (!is_busy(busy, f->stream)) {
+        if (!is_busy(busy, f->fence.stream)) {
             /* An error says nothing about the copies: the block waits on. */
-            if (pool->device->ops->event_query(f->event) == SIDE_OK) {
+            if (fence_query(&f->fence, pool->device) == SIDE_OK) {
                 *at = f->next;
                 fence_put(pool, f);
                 continue;
             }
             if (busy->count < BUSY_MOST)
-                busy->stream[busy->count++] = f->stream;
+                busy->stream[busy->count++] = f->fence.stream;
         }
         at = &f->next;
     }
@@ -158,7 +150,8 @@ void pending_drain(struct side_pool *pool, uint64_t deadline_ns)
         next = c->next;
         while ((f = c->fences) != NULL) {
             uint64_t now = os_now_ns();
-            if (pool->device->ops->event_wait(f->event, now < deadline_ns ? deadline_ns - now : 0) != SIDE_OK)
+            double left_s = now < deadline_ns ? (double)(deadline_ns - now) * 1e-9 : 1e-9;
+            if (fence_wait(&f->fence, pool->device, NULL, left_s, SITE_NONE) != SIDE_OK)
                 break;
             c->fences = f->next;
             fence_put(pool, f);
@@ -172,7 +165,7 @@ static void fences_destroy(struct side_pool *pool, struct pool_fence *first)
 {
     for (struct pool_fence *f = first, *next; f != NULL; f = next) {
         next = f->next;
-        pool->device->ops->event_destroy(f->event);
+        fence_finish(&f->fence, pool->device);
         mem_free(f);
     }
 }

@@ -15,7 +15,7 @@
 #ifndef CORE_POOL_PRIVATE_H
 #define CORE_POOL_PRIVATE_H
 
-#include "device.h"
+#include "fence.h"
 #include "pages.h"
 #include "pool.h"
 
@@ -32,10 +32,9 @@ enum chunk_state {
     CHUNK_LOST     /* freed, but a fence could not be recorded: never reused, nobody knows when it could be */
 };
 
-struct pool_fence { /* an event of the pool's, recorded where a block was freed */
+struct pool_fence { /* recorded where a block was freed; those of one stream get done in order */
     struct pool_fence *next;
-    dev_event *event;
-    uint32_t stream; /* its number; events of one stream get done in order */
+    struct fence fence;
 };
 
 struct pool_chunk {
