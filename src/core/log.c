@@ -44,6 +44,7 @@ struct side_log {
     uint32_t anchor_count, anchor_capacity;
     struct record *records; /* grows by doubling up to capacity; begun ones stay in place by number, not by address */
     size_t count, allocated, capacity;
+    uint32_t first;     /* number of records[0]: a clear begins new numbers, so that a late end ends nothing else */
     uint64_t origin_ns; /* host clock */
     uint64_t dropped;
     uint32_t streams[64]; /* side_stream numbers in order of first use */
@@ -95,6 +96,9 @@ static void forget(side_log *g)
     }
     for (uint32_t i = 0; i < g->anchor_count; i++)
         ops->event_destroy(g->anchors[i].event);
+    g->first += (uint32_t)g->count;
+    if (g->first >= LOG_NONE / 2)
+        g->first = 0;
     g->count = 0;
     g->anchor_count = 0;
     g->stream_count = 0;
@@ -206,7 +210,7 @@ static uint32_t span_begin(side_log *g, side_stream *stream, side_lane lane, con
         goto drop;
     now = ops->now(g->device->context);
     pthread_mutex_lock(&g->mutex);
-    if (g->count >= LOG_NONE || !records_grow(g) || anchor_renew(g, now) != SIDE_OK) {
+    if (g->count >= LOG_NONE / 2 || !records_grow(g) || anchor_renew(g, now) != SIDE_OK) {
         pthread_mutex_unlock(&g->mutex);
         goto drop;
     }
@@ -220,6 +224,7 @@ static uint32_t span_begin(side_log *g, side_stream *stream, side_lane lane, con
     r->span.stream = stream_index(g, stream);
     strncpy(r->span.name, name, sizeof(r->span.name) - 1);
     ranges_set(&r->span, ranges);
+    i += g->first;
     pthread_mutex_unlock(&g->mutex);
     return i;
 
@@ -240,9 +245,10 @@ static void span_end(side_log *g, side_stream *stream, uint32_t span)
               ops->event_record(e, stream->handle) == SIDE_OK;
 
     pthread_mutex_lock(&g->mutex);
-    if (ok && span < g->count && g->records[span].end == NULL) {
-        g->records[span].end = e;
-        g->records[span].complete = true;
+    uint32_t i = span - g->first;
+    if (ok && i < g->count && g->records[i].end == NULL) {
+        g->records[i].end = e;
+        g->records[i].complete = true;
         e = NULL;
     } else {
         g->dropped++;
