@@ -242,6 +242,8 @@ side_status side_event_elapsed(side_event *begin, side_event *end, double *secon
         s = event_check(end, "side_event_elapsed");
     if (s == SIDE_OK && seconds == NULL)
         return error_set(SIDE_INVALID, "side_event_elapsed", "seconds is NULL");
+    if (s == SIDE_OK && begin->device != end->device)
+        return error_set(SIDE_INVALID, "side_event_elapsed", "the events are of different devices");
     if (s == SIDE_OK)
         s = begin->device->ops->event_elapsed(begin->handle, end->handle, &ns);
     if (s == SIDE_OK)
