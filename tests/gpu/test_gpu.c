@@ -258,7 +258,7 @@ static void many_calls(void)
     KEEPS(T_OK(side_event_create(device, true, &e)));
     KEEPS(T_OK(side_event_create(device, true, &b)));
     KEEPS(T_OK(side_device_alloc(device, ITEM_BYTES, &d)));
-    KEEPS(T_STATUS(side_device_alloc(device, (size_t)1 << 46, &huge), SIDE_NO_DEVICE_MEMORY));
+    KEEPS(T_STATUS(side_device_alloc(device, (size_t)1 << 41, &huge), SIDE_NO_DEVICE_MEMORY));
     KEEPS(T_OK(side_device_pool(device, &pool)));
     KEEPS(T_OK(side_pool_alloc(pool, ITEM_BYTES, &h)));
     KEEPS(T_OK(side_memory_get_kind(device, h, &kind)));
