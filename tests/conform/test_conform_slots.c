@@ -338,6 +338,14 @@ T_TEST(slots_wait_for_the_device)
     run_free(&r);
 }
 
-T_MAIN(EVERY_LONG(a_ring_has_no_race, 60), EVERY(two_readers_share_an_item), EVERY(producer_and_consumer_are_threads),
-       EVERY(a_chain_of_rings), EVERY(a_table_evicts_without_a_race), EVERY(tickets_tell_when_a_slot_is_filled),
+/* The software device draws an order of effects that the waits allow; which ones are missing shows for some draws only. */
+/* clang-format off */
+#define EVERY_DRAW(name, seconds)                                                                                \
+    EVERY_LONG(name, seconds), T_LONG_ARG(name, seconds, "sim:seed=2"), T_LONG_ARG(name, seconds, "sim:seed=6"), \
+    T_LONG_ARG(name, seconds, "sim:seed=7"), T_LONG_ARG(name, seconds, "sim:seed=11")
+/* clang-format on */
+
+T_MAIN(EVERY_DRAW(a_ring_has_no_race, 60), EVERY_DRAW(two_readers_share_an_item, 30),
+       EVERY_DRAW(producer_and_consumer_are_threads, 30), EVERY_DRAW(a_chain_of_rings, 30),
+       EVERY_DRAW(a_table_evicts_without_a_race, 30), EVERY(tickets_tell_when_a_slot_is_filled),
        EVERY(slots_wait_for_the_device))

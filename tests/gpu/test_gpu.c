@@ -579,6 +579,7 @@ T_TEST(a_ring_without_the_wait_corrupts_and_ours_does_not)
     const size_t without = race_by_hand(false), with = race_by_hand(true), ours = race_ours();
 
     printf("of %d items: without the wait %zu wrong, with it %zu, a ring of slots %zu\n", LOOPS, without, with, ours);
+    fflush(stdout);
     assert_int_equal(ours, 0);
     assert_int_equal(with, 0);
     assert_true(without > LOOPS / 10);
