@@ -252,6 +252,91 @@ T_TEST(device_hangs_at_every_operation)
         }
 }
 
+/* ---------------------------------------------------------------- a done that fails, with work on streams that only the caller has */
+
+/* Item 0 is done on one stream, item 1 on another; the nth device call of the second done fails. False: there are fewer. Nothing is waited for by us. */
+static bool done_fails(enum rig_sink sink, uint64_t n, uint64_t seed)
+{
+    const struct pair pair = {FROM_PINNED, sink};
+    side_device *dev = rig_device("", seed);
+    t_rng rng = t_rng_make(n);
+    side_stream *s[2];
+    side_item item[2];
+    side_pipeline *p;
+    struct rig r;
+
+    prepare(&r, &pair);
+    r.uniform = true;
+    r.cost_ns = 100000;
+    rig_build(&r, dev, &rng);
+    for (int i = 0; i < 2; i++)
+        T_OK(side_stream_create(dev, &s[i]));
+    T_OK(side_pipeline_create(dev, &r.o, &p));
+    T_OK(side_pipeline_next(p, s[0], &item[0]));
+    T_OK(rig_work(&r, s[0], &item[0]));
+    T_OK(side_pipeline_done(p, &item[0], s[0]));
+    T_OK(side_pipeline_next(p, s[1], &item[1]));
+    T_OK(rig_work(&r, s[1], &item[1]));
+    sim_fail_at(dev->context, n, SIDE_DEVICE_ERROR);
+    side_status status = side_pipeline_done(p, &item[1], s[1]);
+    sim_fault_clear(dev->context);
+    if (status == SIDE_OK) /* nothing failed, or it was the call of another thread */
+        status = side_pipeline_rewind(p);
+    if (status != SIDE_OK) {
+        T_STATUS(status, SIDE_DEVICE_ERROR);
+        for (int i = 0; i < 2; i++) /* drained, not only asked to */
+            T_OK(dev->ops->stream_query(s[i]->handle));
+    }
+    T_OK(side_pipeline_destroy(p));
+    for (int i = 0; i < 2; i++)
+        side_stream_destroy(s[i]);
+    rig_finish(&r);
+    rig_close(dev);
+    return status != SIDE_OK;
+}
+
+T_TEST(done_that_fails_drains)
+{
+    static const enum rig_sink sinks[] = {TO_NONE, TO_PINNED, TO_PAGEABLE};
+
+    rig_small_pool();
+    for (int i = 0; i < 3; i++)
+        for (uint64_t seed = 1; seed <= 8; seed++) {
+            uint64_t n = 1;
+            while (done_fails(sinks[i], n, seed))
+                n++;
+            assert_true(n > 2);
+        }
+}
+
+/* The work of an item that was done hangs on a stream of the caller's; another item's done fails. That stream is none of the pipeline's, its fence tells. */
+T_TEST(failure_while_a_stream_of_the_caller_s_hangs)
+{
+    static const struct pair pair = {FROM_PINNED, TO_NONE};
+    side_device *dev = rig_device("hang=3", 1);
+    static side_stream *s[2];
+    static side_pipeline *p;
+    t_rng rng = t_rng_make(1);
+    static struct rig r;
+    side_item item[2];
+
+    prepare(&r, &pair);
+    r.uniform = true;
+    r.o.timeout_s = 0.05;
+    rig_build(&r, dev, &rng);
+    for (int i = 0; i < 2; i++)
+        T_OK(side_stream_create(dev, &s[i]));
+    T_OK(side_pipeline_create(dev, &r.o, &p));
+    T_OK(side_pipeline_next(p, s[0], &item[0])); /* two copies are queued: the third operation is ours */
+    T_OK(rig_work(&r, s[0], &item[0]));
+    T_OK(side_pipeline_done(p, &item[0], s[0]));
+    T_OK(side_pipeline_next(p, s[1], &item[1]));
+    sim_fail_at(dev->context, 1, SIDE_DEVICE_ERROR);
+    T_STATUS(side_pipeline_done(p, &item[1], s[1]), SIDE_STUCK);
+    check_error(SIDE_STUCK);
+    T_STATUS(side_pipeline_destroy(p), SIDE_STUCK);
+}
+
 /* ---------------------------------------------------------------- memory that is too small */
 
 T_TEST(device_memory_too_small)
@@ -532,6 +617,7 @@ T_TEST(file_ends_early)
 
 T_MAIN(T_LONG(every_allocation_fails, 60), T_LONG(every_device_call_fails, 60),
        T_LONG(device_memory_ends_at_every_call, 60), T_LONG(device_lost_at_every_call, 60), T(open_runs_out_of_memory),
-       T_LONG(device_hangs_at_every_operation, 60), T(device_memory_too_small), T(pinned_bytes_too_small),
+       T_LONG(device_hangs_at_every_operation, 60), T(done_that_fails_drains),
+       T(failure_while_a_stream_of_the_caller_s_hangs), T(device_memory_too_small), T(pinned_bytes_too_small),
        T(pinning_refused), T(callbacks_fail_at_every_item), T(files_fail_at_every_call),
        T(short_transfers_and_interrupts_are_continued), T(file_ends_early))
