@@ -198,7 +198,7 @@ static side_status hand_over(side_pipeline *p, const struct piece *piece)
             f->issued++;
             pthread_cond_broadcast(&f->issued_some);
         }
-        f->issuing = false;
+        f->issuing = r != SIDE_OK; /* after a failure nobody goes on: `slot` may be of the item before */
         if (r == SIDE_OK && f->issued == f->total)
             slots_close(p->in);
     }
