@@ -329,10 +329,20 @@ side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stat
 
 /* ---------------------------------------------------------------- pull */
 
+/* A failure of another thread, or a cancel, ends the pass here: the caller hears of it once it is drained (R5). stream: the call's, or NULL. */
+static side_status usable_drained(side_pipeline *p, side_stream *stream, const char *where)
+{
+    side_status r = usable(p, where);
+
+    if (r == SIDE_OK || p == NULL || r == SIDE_FORKED || !p->in_pass)
+        return r;
+    return pass_end(p, r, stream != NULL && stream->device == p->device ? stream : NULL);
+}
+
 side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, side_item *item)
 {
     side_pipeline *p = pipeline;
-    side_status r = usable(p, "side_pipeline_next");
+    side_status r = usable_drained(p, stream, "side_pipeline_next");
     side_item got;
 
     if (r == SIDE_OK && (stream == NULL || item == NULL || stream->device != p->device))
@@ -367,7 +377,7 @@ side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, sid
 side_status side_pipeline_done(side_pipeline *pipeline, side_item *item, side_stream *stream)
 {
     side_pipeline *p = pipeline;
-    side_status r = usable(p, "side_pipeline_done");
+    side_status r = usable_drained(p, stream, "side_pipeline_done");
 
     if (r == SIDE_OK && (stream == NULL || item == NULL || stream->device != p->device))
         r = error_set(SIDE_INVALID, "side_pipeline_done", "item or stream is NULL, or stream is of another device");
@@ -402,7 +412,7 @@ static side_status skip_rest(side_pipeline *p)
 side_status side_pipeline_rewind(side_pipeline *pipeline)
 {
     side_pipeline *p = pipeline;
-    side_status r = usable(p, "side_pipeline_rewind");
+    side_status r = usable_drained(p, NULL, "side_pipeline_rewind");
 
     if (r != SIDE_OK || !p->in_pass)
         return r;
