@@ -13,7 +13,6 @@
 #include "error.h"
 #include "log.h"
 #include "os.h"
-#include "stage_copy.h"
 
 #include <string.h>
 
@@ -118,11 +117,11 @@ static side_status next_of_callback(const side_pipeline *p, struct cursor *c, st
 {
     const side_source *s = &p->options.source;
     size_t bytes = 0;
+    error_clear();
     int rc = s->fn(s->user, c->item, out->slot.data, p->options.item_bytes, &bytes);
 
     if (rc != 0)
-        return error_set_errno(SIDE_CALLBACK, "source", rc, "the source callback returned %d for item %llu", rc,
-                               (unsigned long long)c->item);
+        return pipeline_callback_failed("source", c->item, rc);
     if (bytes == SIDE_NO_MORE)
         return SIDE_END;
     if (bytes > p->options.item_bytes)
@@ -294,6 +293,8 @@ static side_status pop(side_pipeline *p, struct piece *out)
     if (r == SIDE_END && !f->ended) {
         f->ended = true;
         r = end(p);
+    } else if (r != SIDE_OK) {
+        f->ended = true; /* the cursor may have passed a piece that nobody has: what comes after it must not go out */
     }
     pthread_mutex_unlock(&f->pop);
     return r;
@@ -310,7 +311,8 @@ static void fill_blocks(const side_pipeline *p, const struct piece *piece)
         n = s->blocks[block].bytes - skip;
         n = n < left ? n : left;
         if (n != 0) /* an empty block may be NULL */
-            stage_copy(dst, (const char *)s->blocks[block].data + skip, n);
+            /* Not streaming stores: they copy faster alone, but the copy engine then reads memory instead of the cache (measured 49 against 53 GB/s). */
+            memcpy(dst, (const char *)s->blocks[block].data + skip, n);
     }
 }
 
