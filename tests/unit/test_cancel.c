@@ -90,11 +90,15 @@ static bool cancel_once(t_rng *rng, uint64_t seed)
         s = side_pipeline_run(c.p, &stats);
     }
     if (s != SIDE_OK) {
-        T_STATUS(s, SIDE_CANCELLED);
+        if (s != SIDE_CANCELLED)
+            T_FAIL("%s at %s: %s (source %d, sink %d, depth %u, pulls %d)", side_status_name(s),
+                   side_last_error()->where, side_last_error()->message, r.source, r.sink, r.o.depth, pulls);
         assert_true(side_last_error()->message[0] != '\0');
     } else {
         RIG_IS_RIGHT(&r, r.n);
     }
+    if (atomic_load(&r.wrong) != 0) /* what came before the cancel came right */
+        T_FAIL("%u callbacks saw something wrong", atomic_load(&r.wrong));
     bool early = s != SIDE_OK;
     pthread_join(thread, NULL);
     T_STATUS(side_pipeline_run(c.p, NULL), SIDE_CANCELLED); /* for good */
