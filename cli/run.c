@@ -16,7 +16,7 @@ enum { KEY_CHUNK = 256, KEY_DEPTH, KEY_THREADS, KEY_TRACE, KEY_SVG };
 static const struct argp_option options[] = {
     {"chunk", KEY_CHUNK, "SIZE", 0, "Bytes an item, a multiple of 1 KiB from 1K to 4G (16M)", 1},
     {"depth", KEY_DEPTH, "N", 0, "Device buffers, 1 to 64 (3)", 1},
-    {"threads", KEY_THREADS, "N", 0, "Threads that read and write, 1 to 256 (by cores)", 1},
+    {"threads", KEY_THREADS, "N", 0, "Threads that read and write, 1 to 64 (by cores)", 1},
     {"trace", KEY_TRACE, "FILE", 0, "Write what ran when, for Perfetto or chrome://tracing", 2},
     {"svg", KEY_SVG, "FILE", 0, "Draw what ran when", 2},
     {0},
@@ -57,7 +57,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--chunk: '%.40s' is not a multiple of 1 KiB", arg);
         return 0;
     case KEY_DEPTH: want_count(state, "depth", arg, 64, &a->depth); return 0;
-    case KEY_THREADS: want_count(state, "threads", arg, 256, &a->threads); return 0;
+    case KEY_THREADS: want_count(state, "threads", arg, 64, &a->threads); return 0;
     case KEY_TRACE:
     case KEY_SVG:
         if (*arg == '\0')

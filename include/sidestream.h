@@ -38,7 +38,7 @@
  *
  * Environment
  *   SIDESTREAM_DEVICE     the device that "auto" opens
- *   SIDESTREAM_DISABLE=1  every overlap becomes plain ordered copies, for bisecting
+ *   SIDESTREAM_DISABLE=1  pipelines do plain ordered copies on one stream, for bisecting
  *   SIDESTREAM_VALIDATE=1 recycled slots are poisoned and fences checked
  *   LOCAL_WORLD_SIZE      processes on this machine: default threads and pinned budget are divided by it
  */
@@ -163,7 +163,7 @@ typedef struct side_link {
  * SIDE_NO_DEVICE: no driver or no such device. SIDE_DRIVER_TOO_OLD: below driver 535 or compute capability 7.5.
  * SIDE_INVALID: the spec does not parse; the error says where. */
 SIDE_API side_status side_device_open(const char *spec, side_device **device);
-/* Waits for the device's own background work, then frees. Streams, pools and pipelines made from it must be destroyed before. */
+/* Unpins what is still pinned, then frees. Streams, events, pools, slots, logs and pipelines made from it must be destroyed before. */
 SIDE_API void side_device_close(side_device *device);
 
 /* Specs that would open, in order of preference: cuda:0, cuda:1, ..., sim. `count` in: capacity, out: how many there are (may

@@ -67,9 +67,6 @@ struct side_device_ops {
     side_status (*set)(dev_stream *stream, void *dst, int value, size_t bytes);
     side_status (*op)(dev_stream *stream, const side_op *op); /* sizes are checked; SIDE_UNSUPPORTED where there is no kernel */
     side_status (*host_fn)(dev_stream *stream, side_host_fn *fn, void *user, uint64_t sim_ns);
-
-    /* A library thread that is going to call this device. Prepares what is per thread (relaxed capture mode). May be called twice. */
-    void (*thread_begin)(dev_context *context);
 };
 
 #endif

@@ -126,7 +126,7 @@ typedef struct side_pipeline_options {
     side_sink sink;
     size_t chunk_bytes;       /* staging piece for pageable memory and files; 0: 4 MiB, or the item if that is smaller */
     size_t pinned_bytes;      /* limit on pinned staging; 0: what depth and threads call for. Fewer and smaller pieces are used to stay below */
-    uint32_t threads;         /* that stage; 0: side_default_threads() */
+    uint32_t threads;         /* that stage; 0: side_default_threads(), at most 8 of them where blocks are copied */
     double timeout_s;         /* longest wait for the device before SIDE_STUCK; 0: 30 */
     side_log *log;            /* NULL: off */
     void (*progress)(void *user, uint64_t items_done, uint64_t bytes_in, uint64_t bytes_out); /* from the running thread; NULL: none */
@@ -156,11 +156,12 @@ SIDE_API uint32_t side_default_threads(void);
  * user pointers in the options must live until destroy; the struct itself need not. */
 SIDE_API side_status side_pipeline_create(side_device *device, const side_pipeline_options *options, side_pipeline **pipeline);
 /* Runs everything; returns when all results have arrived and nothing is in flight. May be called again: sources start anew (callback sources see
- * item 0 again). On an error or cancel it drains first (R5). stats may be NULL and are set also on failure. */
+ * item 0 again). On an error or cancel it drains first (R5), and every later call returns that error: make a new pipeline. stats may be NULL and are set also on failure. */
 SIDE_API side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stats);
 
 /* Pull: the next item, ready on `stream` (NULL is not allowed). SIDE_END after the last; SIDE_WOULD_DEADLOCK while item number - depth is held:
- * slots go round, so the next item needs that one's. The loop goes on after it. After SIDE_END, or after side_pipeline_rewind, a new pass may start. */
+ * slots go round, so the next item needs that one's. The loop goes on after it. After SIDE_END, or after side_pipeline_rewind, a new pass may start. (Where items are
+ * still held at SIDE_END the pass ends once they are done, with another next or with rewind: results may be on their way until then.) */
 SIDE_API side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, side_item *item);
 /* The item has been read by what is queued on `stream`; any order. With results: its result is written by what is queued, and is sent to the sink. */
 SIDE_API side_status side_pipeline_done(side_pipeline *pipeline, side_item *item, side_stream *stream);

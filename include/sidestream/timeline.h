@@ -35,12 +35,12 @@ typedef struct side_log side_log;
  * as dropped. Logging is off where no log is given. */
 SIDE_API side_status side_log_create(side_device *device, size_t capacity, side_log **log);
 SIDE_API void side_log_destroy(side_log *log);
-/* Waits for logged work, forgets it, and sets a new origin. */
+/* Forgets what was logged, done or not, and sets a new origin. Spans that are open are dropped. */
 SIDE_API side_status side_log_clear(side_log *log);
 /* Bracket work that the caller queues itself: span begins at what `stream` reaches next. end must name the same stream. */
 SIDE_API side_status side_log_begin(side_log *log, side_stream *stream, side_lane lane, const char *name, uint64_t item, uint64_t bytes, uint32_t *span);
 SIDE_API side_status side_log_end(side_log *log, side_stream *stream, uint32_t span);
-/* Blocks until logged work is done. count in: capacity of spans (which may be NULL with 0), out: spans there are. Sorted by begin. */
+/* Blocks until logged work is done, at most 30 s for each span (SIDE_STUCK). count in: capacity of spans (which may be NULL with 0), out: spans there are. Sorted by begin. */
 SIDE_API side_status side_log_spans(side_log *log, side_span *spans, size_t *count);
 SIDE_API uint64_t side_log_dropped(side_log *log);
 

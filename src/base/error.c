@@ -87,6 +87,11 @@ side_status error_set_device(side_status status, const char *where, int device_c
     return status;
 }
 
+void error_clear(void)
+{
+    last_error = (side_error){.where = ""};
+}
+
 void error_copy(side_error *to)
 {
     *to = last_error;

@@ -13,6 +13,8 @@ side_status error_set_errno(side_status status, const char *where, int os_errno,
     __attribute__((format(printf, 4, 5)));
 side_status error_set_device(side_status status, const char *where, int device_code, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* Before a callback of the caller's, so that what is set after it is the callback's. */
+void error_clear(void);
 /* Carries an error from the thread that saw it to the thread that returns it. */
 void error_copy(side_error *to);
 side_status error_restore(const side_error *from); /* returns from->status */

@@ -16,10 +16,9 @@ struct side_device {
     dev_context *context;
     unsigned fork_generation;
     side_device_props props; /* as of open; constant */
-    pthread_mutex_t mutex;   /* guards pool, workers (made at first use) */
+    pthread_mutex_t mutex;   /* guards pool (made at first use) */
     side_pool *pool;
     _Atomic(struct pin_table *) pins; /* of side_memory_pin; made at first use */
-    struct workers *workers;          /* filling and sinking threads, shared by the device's pipelines */
     atomic_uint streams_made;         /* numbers for logs */
 };
 

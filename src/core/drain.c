@@ -11,7 +11,8 @@
 #include "error.h"
 #include "log.h"
 #include "os.h"
-#include "stage_copy.h"
+
+#include <string.h>
 
 static side_status copy_out(side_pipeline *p, uint64_t item, void *dst, const void *src, size_t bytes)
 {
@@ -101,7 +102,6 @@ void *pipeline_d2h_thread(void *pipeline)
     side_pipeline *p = pipeline;
     uint64_t pass = 0;
 
-    p->device->ops->thread_begin(p->device->context);
     while (pipeline_thread_start(p, &pass)) {
         side_status r = d2h_pass(p);
         if (r == SIDE_END)
@@ -123,13 +123,12 @@ static side_status sink_piece(side_pipeline *p, const struct meta *m, const void
     if (s->kind == SIDE_END_FILE)
         return os_pwrite_all(s->fd, data, m->bytes, m->position, &done);
     if (s->kind == SIDE_END_BLOCKS) {
-        stage_copy((char *)s->blocks[m->item].data + m->offset, data, m->bytes);
+        memcpy((char *)s->blocks[m->item].data + m->offset, data, m->bytes);
         return SIDE_OK;
     }
+    error_clear();
     int rc = s->fn(s->user, m->item, data, m->bytes);
-    return rc == 0 ? SIDE_OK
-                   : error_set_errno(SIDE_CALLBACK, "sink", rc, "the sink callback returned %d for result %llu", rc,
-                                     (unsigned long long)m->item);
+    return rc == 0 ? SIDE_OK : pipeline_callback_failed("sink", m->item, rc);
 }
 
 static side_status timed_sink_piece(side_pipeline *p, const side_slot *slot)
@@ -163,7 +162,6 @@ void *pipeline_drain_thread(void *pipeline)
     side_pipeline *p = pipeline;
     uint64_t pass = 0;
 
-    p->device->ops->thread_begin(p->device->context);
     while (pipeline_thread_start(p, &pass)) {
         side_status r;
         do

@@ -348,7 +348,6 @@ void *pipeline_fill_thread(void *pipeline)
     side_pipeline *p = pipeline;
     uint64_t pass = 0;
 
-    p->device->ops->thread_begin(p->device->context);
     while (pipeline_thread_start(p, &pass)) {
         struct piece piece = {0};
         side_status r;

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #define DEFAULT_CAPACITY 65536u
+#define PATIENCE_NS      30000000000u
 #define ANCHOR_NS        1000000000u
 #define MAX_ANCHORS      86400u /* a day; later spans hang on the last one */
 
@@ -309,19 +310,25 @@ static int by_begin(const void *a, const void *b)
     return x->lane != y->lane ? (x->lane < y->lane ? -1 : 1) : 0;
 }
 
+static side_status wait_done(side_log *g, dev_event *event)
+{
+    side_status s = g->device->ops->event_wait(event, PATIENCE_NS);
+    return s == SIDE_AGAIN ? error_set(SIDE_STUCK, "side_log_spans", "logged work did not finish in time") : s;
+}
+
 /* Locked. Places a complete record on the device's time line. */
 static side_status resolve(side_log *g, struct record *r, double anchor_ns)
 {
     const struct side_device_ops *ops = g->device->ops;
     double from, length;
-    side_status s = ops->event_wait(r->end, UINT64_MAX);
+    side_status s = wait_done(g, r->end);
 
     if (s == SIDE_OK)
         s = ops->event_elapsed(g->anchors[r->anchor].event, r->begin, &from);
     if (s == SIDE_OK)
         s = ops->event_elapsed(r->begin, r->end, &length);
     if (s != SIDE_OK)
-        return s == SIDE_AGAIN ? error_set(SIDE_STUCK, "side_log_spans", "logged work did not finish") : s;
+        return s;
     from += anchor_ns;
     r->span.begin_ns = from > 0 ? (uint64_t)llround(from) : 0;
     r->span.end_ns = r->span.begin_ns + (length > 0 ? (uint64_t)llround(length) : 0);
@@ -342,7 +349,7 @@ side_status side_log_spans(side_log *log, side_span *spans, size_t *count)
         return s;
     pthread_mutex_lock(&log->mutex);
     for (uint32_t i = 0; s == SIDE_OK && i < log->anchor_count; i++)
-        s = log->device->ops->event_wait(log->anchors[i].event, UINT64_MAX);
+        s = wait_done(log, log->anchors[i].event);
     for (size_t i = 0; s == SIDE_OK && i < log->count; i++) {
         struct record *r = &log->records[i];
         if (!r->complete)

@@ -137,6 +137,8 @@ struct side_pipeline {
 
 /* The first failure wins; poisons all rings so that nobody waits for what will not come. Takes the calling thread's error detail. Returns status. */
 side_status pipeline_fail(side_pipeline *p, side_status status);
+/* A callback returned rc, after error_clear(): SIDE_CALLBACK with what the callback's own last failing call left as the cause. */
+side_status pipeline_callback_failed(const char *stage, uint64_t item, int rc);
 /* SIDE_OK, the failure of another thread, or SIDE_CANCELLED. */
 side_status pipeline_check(side_pipeline *p);
 /* Ends a pass that is under way, as a failure: SIDE_CANCELLED, or SIDE_STUCK. */
@@ -166,7 +168,7 @@ side_status drain_check(const side_pipeline *p, uint64_t item, size_t bytes);
 /* Direct sink: queues the copy of result `item`, which is published. */
 side_status drain_direct(side_pipeline *p, uint64_t item);
 
-/* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items. Two slots a thread, so that
+/* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items. Three slots a thread, so that
  * threads that finish together leave the copy engine work while they start again; fewer slots (down to 2), then smaller chunks, where limit_bytes (0: none),
  * the pool's budget or memory are short. */
 side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_bytes, bool whole, size_t limit_bytes,

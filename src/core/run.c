@@ -262,12 +262,12 @@ static side_status compute(side_pipeline *p, side_stream *stream, side_item *ite
 {
     struct log_ranges ranges = {item->data, item->result, item->bytes, item->result_bytes};
     uint32_t span = log_begin(p->options.log, stream, SIDE_LANE_COMPUTE, "compute", item->number, item->bytes, &ranges);
+    error_clear();
     int rc = p->options.compute(p->options.compute_user, stream, item);
 
     log_end(p->options.log, stream, span);
     if (rc != 0)
-        return error_set_errno(SIDE_CALLBACK, "compute", rc, "the compute callback returned %d for item %llu", rc,
-                               (unsigned long long)item->number);
+        return pipeline_callback_failed("compute", item->number, rc);
     return SIDE_OK;
 }
 

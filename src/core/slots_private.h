@@ -11,7 +11,7 @@
  *        +------- abandon -------+                 +--- acquire of another key (eviction) --> WRITING   table
  *
  * Lock: slots->mutex guards the states, counts and lists. The fences of a slot belong to whoever the state says: `filled` to the writer while WRITING, a
- * reader's `drained` to that reader while open, all of them to the next writer in WRITING. So device calls run outside the lock.
+ * reader's `drained` to that reader while open, all of them to the next writer in WRITING. So what queues or waits on the device runs outside the lock; only questions (fence_query) are asked inside.
  *
  * A failed device call poisons the whole object: what was queued is no longer covered by a fence, so nobody may go on.
  */

@@ -617,8 +617,6 @@ static void *queue_all(void *context)
     dev_stream *s = NULL;
     side_op product = matmul_op(), cast = cast_op();
     static _Thread_local _Alignas(16) float out[64];
-
-    D.thread_begin(context);
     product.out = out;
     for (int round = 0; round < 20; round++) {
         T_OK(D.stream_create(context, &s));

@@ -384,8 +384,6 @@ static void *multiply(void *p)
     dev_stream *s = NULL;
     void *out = NULL;
     char *got = malloc(w->bytes);
-
-    D.thread_begin(w->context);
     T_OK(D.alloc(w->context, w->bytes, &out));
     op.out = out;
     for (int round = 0; round < 20; round++) {
@@ -474,8 +472,6 @@ static void *work_relaxed(void *context)
 {
     dev_stream *s = NULL;
     void *data = NULL;
-
-    D.thread_begin(context);
     T_OK(D.stream_create(context, &s));
     T_OK(D.alloc(context, 1 << 20, &data));
     T_OK(D.set(s, data, 1, 1 << 20));

@@ -100,8 +100,25 @@ static void check_stats(const struct rig *r, const side_pipeline_stats *s)
 
 /* ---------------------------------------------------------------- push */
 
+struct progress {
+    uint64_t items, bytes_in, bytes_out;
+    bool fell;
+};
+
+static void note_progress(void *user, uint64_t items, uint64_t bytes_in, uint64_t bytes_out)
+{
+    struct progress *n = user;
+
+    n->fell = n->fell || items != n->items + 1 || bytes_in < n->bytes_in || bytes_out < n->bytes_out;
+    n->items = items;
+    n->bytes_in = bytes_in;
+    n->bytes_out = bytes_out;
+}
+
 static void push_any(t_rng *rng, uint64_t seed)
 {
+    side_stream *own[4] = {NULL};
+    struct progress seen;
     side_pipeline_stats s;
     side_device *dev;
     side_pipeline *p;
@@ -111,15 +128,28 @@ static void push_any(t_rng *rng, uint64_t seed)
     draw(&r, rng);
     draw_device(rng, seed, &dev);
     rig_build(&r, dev, rng);
+    r.o.progress = note_progress;
+    r.o.progress_user = &seen;
+    if (t_rng_chance(rng, 3)) {
+        for (uint32_t i = 0; i < r.o.streams; i++)
+            T_OK(side_stream_create(dev, &own[i]));
+        r.o.compute_streams = own;
+    }
     create(&r, &p);
     while (passes-- > 0) {
         rig_reset(&r);
+        memset(&seen, 0, sizeof(seen));
         T_OK(side_pipeline_run(p, &s));
         check_stats(&r, &s);
+        assert_false(seen.fell);
+        assert_int_equal(seen.items, r.n);
+        assert_int_equal(seen.bytes_out, s.bytes_out);
         RIG_IS_RIGHT(&r, r.n);
         assert_int_equal(device_used(&r), r.device_used);
     }
     T_OK(side_pipeline_destroy(p));
+    for (int i = 0; i < 4; i++)
+        side_stream_destroy(own[i]);
     rig_finish(&r);
     rig_close(dev);
 }
@@ -129,6 +159,17 @@ T_TEST(push_is_a_plain_loop)
     rig_small_pool();
     T_FOR_SEEDS (seed, 1200) {
         t_rng rng = t_rng_make(seed);
+        push_any(&rng, seed);
+    }
+}
+
+/* With recycled slots poisoned: nothing is read that was not written for this item. */
+T_TEST(push_with_poisoned_slots)
+{
+    rig_small_pool();
+    setenv("SIDESTREAM_VALIDATE", "1", 1);
+    T_FOR_SEEDS (seed, 200) {
+        t_rng rng = t_rng_make(seed + 3000000);
         push_any(&rng, seed);
     }
 }
@@ -437,5 +478,5 @@ T_TEST(depth_one_does_not_overlap_copy_and_compute)
 }
 
 T_MAIN(T(pull_refuses_and_goes_on), T(pull_left_in_the_middle), T_LONG(push_is_a_plain_loop, 60),
-       T_LONG(pull_is_a_plain_loop, 60), T_LONG(uniform_items_take_exactly_the_formula, 60),
-       T(depth_one_does_not_overlap_copy_and_compute))
+       T(push_with_poisoned_slots), T_LONG(pull_is_a_plain_loop, 60),
+       T_LONG(uniform_items_take_exactly_the_formula, 60), T(depth_one_does_not_overlap_copy_and_compute))

@@ -96,7 +96,6 @@ T_TEST(profiles_say_that_they_are_simulated)
         assert_true(l.peak_gbps > 10);
         T_OK(D.memory(c, &free_bytes, &total_bytes));
         assert_true(free_bytes == total_bytes && total_bytes == p.memory_bytes);
-        D.thread_begin(c);
         close_sim(c);
     }
 }

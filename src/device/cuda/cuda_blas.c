@@ -93,12 +93,10 @@ void blas_stream_finish(dev_stream *stream)
 static side_status workspace_new(dev_context *context, struct cuda_workspace **workspace)
 {
     struct cuda_workspace *w = mem_zalloc(1, sizeof(*w));
-    CUstreamCaptureMode mode;
 
     if (w == NULL)
         return SIDE_NO_MEMORY;
     w->bytes = workspace_bytes(context);
-    cuda_relax(context, &mode);
     side_status status = cuda_status(context, context->cu->cuEventCreate(&w->last_use, CU_EVENT_DISABLE_TIMING),
                                      "cuEventCreate", "matmul");
     if (status == SIDE_OK)
@@ -106,7 +104,6 @@ static side_status workspace_new(dev_context *context, struct cuda_workspace **w
                              "%zu bytes of workspace for matmul", w->bytes);
     if (status != SIDE_OK)
         workspace_free(context, w);
-    cuda_unrelax(context, &mode);
     if (status == SIDE_OK)
         *workspace = w;
     return status;
@@ -142,7 +139,6 @@ static side_status workspace_take(dev_stream *stream, bool capturing)
 static side_status handle_make(dev_context *context, const side_op *op)
 {
     struct cuda_blas *b = &context->blas;
-    CUstreamCaptureMode mode;
     cublasHandle_t handle = NULL;
 
     if (b->handle != NULL)
@@ -150,9 +146,7 @@ static side_status handle_make(dev_context *context, const side_op *op)
     side_status status = cu_cublas(context->props.driver_version, &b->api);
     if (status != SIDE_OK)
         return status;
-    cuda_relax(context, &mode);
     status = blas_status(context, b->api->cublasCreate_v2(&handle), "cublasCreate", op);
-    cuda_unrelax(context, &mode);
     if (status == SIDE_OK)
         b->handle = handle;
     return status;

@@ -214,13 +214,6 @@ static side_status device_op(dev_stream *stream, const side_op *op)
     return status;
 }
 
-/* A thread of ours never captures; relaxed, its calls do not break the capture of another thread. */
-static void device_thread_begin(dev_context *context)
-{
-    CUstreamCaptureMode mode;
-    cuda_relax(context, &mode);
-}
-
 const struct side_device_ops cuda_device_ops = {
     .abi = SIDE_DEVICE_ABI,
     .kind = "cuda",
@@ -256,5 +249,4 @@ const struct side_device_ops cuda_device_ops = {
     .set = cuda_set,
     .op = device_op,
     .host_fn = cuda_host_fn,
-    .thread_begin = device_thread_begin,
 };

@@ -6,27 +6,36 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+/* How deep this thread has entered, and the capture modes to go back to. */
+static _Thread_local unsigned depth;
+static _Thread_local CUstreamCaptureMode kept[4];
+
 side_status cuda_enter(dev_context *context)
 {
-    return cuda_status(context, context->cu->cuCtxPushCurrent(context->context), "cuCtxPushCurrent", "device %d",
-                       context->props.ordinal);
+    const struct cu_api *cu = context->cu;
+    side_status status = cuda_status(context, cu->cuCtxPushCurrent(context->context), "cuCtxPushCurrent", "device %d",
+                                     context->props.ordinal);
+
+    if (status != SIDE_OK)
+        return status;
+    /* While any thread captures a graph in the global mode (the default), the driver forbids queries and allocations, of all threads, and breaks that
+     * capture when one is tried. Ours have nothing to do with it: let them through. */
+    if (depth < sizeof(kept) / sizeof(kept[0])) {
+        kept[depth] = CU_STREAM_CAPTURE_MODE_RELAXED;
+        cu->cuThreadExchangeStreamCaptureMode(&kept[depth]);
+    }
+    depth++;
+    return SIDE_OK;
 }
 
 void cuda_leave(dev_context *context)
 {
     CUcontext popped;
+
+    depth--;
+    if (depth < sizeof(kept) / sizeof(kept[0]))
+        context->cu->cuThreadExchangeStreamCaptureMode(&kept[depth]);
     context->cu->cuCtxPopCurrent(&popped);
-}
-
-void cuda_relax(dev_context *context, CUstreamCaptureMode *mode)
-{
-    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    context->cu->cuThreadExchangeStreamCaptureMode(mode);
-}
-
-void cuda_unrelax(dev_context *context, CUstreamCaptureMode *mode)
-{
-    context->cu->cuThreadExchangeStreamCaptureMode(mode);
 }
 
 bool cuda_is_lost(CUresult result)

@@ -82,7 +82,7 @@ struct dev_event {
 
 /* ---- cuda_error.c */
 
-/* Makes the primary context current on this thread; every success needs a cuda_leave. */
+/* Makes the primary context current on this thread, and the thread's calls harmless to any graph capture; every success needs a cuda_leave. */
 side_status cuda_enter(dev_context *context);
 void cuda_leave(dev_context *context);
 
@@ -92,10 +92,6 @@ side_status cuda_status(dev_context *context, CUresult result, const char *call,
     __attribute__((format(printf, 4, 5)));
 /* After these no call on the context can succeed. */
 bool cuda_is_lost(CUresult result);
-
-/* Work that a graph capture by this thread would forbid (allocating, loading) is let through and kept out of the graph. `mode` keeps what was. */
-void cuda_relax(dev_context *context, CUstreamCaptureMode *mode);
-void cuda_unrelax(dev_context *context, CUstreamCaptureMode *mode);
 
 /* ---- cuda_kernels.c */
 

@@ -42,10 +42,8 @@ static side_status image_load(dev_context *context, const void *image, const cha
     struct cuda_kernels *k = &context->kernels;
     CUfunction function[KERNEL_COUNT];
     CUmodule module = NULL;
-    CUstreamCaptureMode mode;
     const char *call = "cuModuleLoadData";
 
-    cuda_relax(context, &mode);
     CUresult r = context->cu->cuModuleLoadData(&module, image);
     const bool made = r == CUDA_SUCCESS;
     for (int i = 0; i < KERNEL_COUNT && r == CUDA_SUCCESS; i++) {
@@ -54,7 +52,6 @@ static side_status image_load(dev_context *context, const void *image, const cha
     }
     if (r != CUDA_SUCCESS && made)
         context->cu->cuModuleUnload(module);
-    cuda_unrelax(context, &mode);
     side_status status = cuda_status(context, r, call, "kernels from %s", from);
     if (r != CUDA_SUCCESS)
         return is_refused(r) ? SIDE_UNSUPPORTED : status;

@@ -280,11 +280,6 @@ static side_status memory_kind(dev_context *c, const void *data, side_memory_kin
     return sim_leave(c, SIDE_OK);
 }
 
-static void thread_begin(dev_context *c)
-{
-    (void)c;
-}
-
 const struct side_device_ops sim_device_ops = {
     .abi = SIDE_DEVICE_ABI,
     .kind = "sim",
@@ -320,5 +315,4 @@ const struct side_device_ops sim_device_ops = {
     .set = sim_set,
     .op = sim_op,
     .host_fn = sim_host_fn,
-    .thread_begin = thread_begin,
 };
