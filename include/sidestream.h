@@ -69,6 +69,7 @@ SIDE_API const char *side_version(void);
 /* ---------------------------------------------------------------- status */
 
 /* X(name, value, text). Values never change; new ones are appended. */
+/* clang-format off */
 #define SIDE_STATUS_MAP(X)                                                        \
     X(SIDE_AGAIN, 1, "not ready yet")                                             \
     X(SIDE_END, 2, "no more items")                                               \
@@ -93,6 +94,7 @@ SIDE_API const char *side_version(void);
     X(SIDE_STATE, -19, "the call does not fit the object's state")                \
     X(SIDE_TOO_LARGE, -20, "larger than the slot or limit")                       \
     X(SIDE_SYSTEM, -21, "an operating system call failed")
+/* clang-format on */
 
 typedef enum side_status {
     SIDE_OK = 0,
@@ -132,29 +134,29 @@ typedef struct side_stream side_stream;
 typedef struct side_event side_event;
 
 typedef struct side_device_props {
-    char spec[64];             /* reopens this device: "cuda:0", "sim:h200" */
-    char name[96];             /* "NVIDIA H200"; software devices say "simulated ..." */
-    bool simulated;            /* true: times are of a model, not of hardware */
-    int ordinal;               /* among devices of the kind */
-    int driver_version;        /* 12020 = CUDA 12.2; 0 for sim */
+    char spec[64];      /* reopens this device: "cuda:0", "sim:h200" */
+    char name[96];      /* "NVIDIA H200"; software devices say "simulated ..." */
+    bool simulated;     /* true: times are of a model, not of hardware */
+    int ordinal;        /* among devices of the kind */
+    int driver_version; /* 12020 = CUDA 12.2; 0 for sim */
     int compute_major, compute_minor;
-    int copy_engines;          /* 1: H2D and D2H exclude each other; 2: both directions at once */
+    int copy_engines; /* 1: H2D and D2H exclude each other; 2: both directions at once */
     int multiprocessors;
-    bool can_register;         /* pageable memory can be pinned in place */
-    bool integrated;           /* shares its memory with the host */
-    int numa_node;             /* of the device; -1 unknown */
+    bool can_register; /* pageable memory can be pinned in place */
+    bool integrated;   /* shares its memory with the host */
+    int numa_node;     /* of the device; -1 unknown */
     size_t memory_bytes;
-    char uuid[48];             /* "GPU-..." */
-    char pci[20];              /* "0000:0a:00.0"; "" where it does not apply */
-    bool kernels;              /* named ops run (fatbin or NVRTC); false: copies only */
-    char kernels_from[96];     /* "fatbin", "NVRTC 13.0", or the reason why there are none */
+    char uuid[48];         /* "GPU-..." */
+    char pci[20];          /* "0000:0a:00.0"; "" where it does not apply */
+    bool kernels;          /* named ops run (fatbin or NVRTC); false: copies only */
+    char kernels_from[96]; /* "fatbin", "NVRTC 13.0", or the reason why there are none */
 } side_device_props;
 
 typedef struct side_link {
-    char kind[16];             /* "PCIe", "NVLink-C2C", "none" */
-    int generation, width;     /* as the link runs now; idle links may downshift. 0 unknown */
+    char kind[16];         /* "PCIe", "NVLink-C2C", "none" */
+    int generation, width; /* as the link runs now; idle links may downshift. 0 unknown */
     int max_generation, max_width;
-    double peak_gbps;          /* theoretical, one direction, at max generation and width; 0 unknown */
+    double peak_gbps; /* theoretical, one direction, at max generation and width; 0 unknown */
 } side_link;
 
 /* SPEC: "auto" (the first GPU, else "sim"; SIDESTREAM_DEVICE overrides), "cuda", "cuda:N", "sim", "sim:PROFILE[,key=value...]".
@@ -210,7 +212,11 @@ SIDE_API side_status side_event_elapsed(side_event *begin, side_event *end, doub
 
 /* ---------------------------------------------------------------- memory */
 
-typedef enum side_memory_kind { SIDE_MEMORY_PAGEABLE = 0, SIDE_MEMORY_PINNED = 1, SIDE_MEMORY_DEVICE = 2 } side_memory_kind;
+typedef enum side_memory_kind {
+    SIDE_MEMORY_PAGEABLE = 0,
+    SIDE_MEMORY_PINNED = 1,
+    SIDE_MEMORY_DEVICE = 2
+} side_memory_kind;
 
 /* Device memory, at least 256-byte aligned. SIDE_NO_DEVICE_MEMORY says how much is free. */
 SIDE_API side_status side_device_alloc(side_device *device, size_t bytes, void **data);
@@ -225,26 +231,28 @@ typedef struct side_pool side_pool;
 
 typedef struct side_pool_options {
     size_t size;
-    size_t budget_bytes;  /* hard limit on pinned bytes; 0: a quarter of what this process may use / LOCAL_WORLD_SIZE */
-    size_t region_bytes;  /* what is pinned at once for blocks under 16 MiB; 0: 64 MiB, less under a small budget */
-    uint32_t threads;     /* that touch pages; 0: default */
-    uint32_t flags;       /* SIDE_POOL_* */
+    size_t budget_bytes; /* hard limit on pinned bytes; 0: a quarter of what this process may use / LOCAL_WORLD_SIZE */
+    size_t region_bytes; /* what is pinned at once for blocks under 16 MiB; 0: 64 MiB, less under a small budget */
+    uint32_t threads;    /* that touch pages; 0: default */
+    uint32_t flags;      /* SIDE_POOL_* */
 } side_pool_options;
-#define SIDE_POOL_NO_HUGE_PAGES 1u  /* for tests and for hosts where compaction stalls */
+#define SIDE_POOL_NO_HUGE_PAGES 1u /* for tests and for hosts where compaction stalls */
+/* clang-format off */
 #define SIDE_POOL_OPTIONS_INIT { sizeof(side_pool_options), 0, 0, 0, 0 }
+/* clang-format on */
 
 typedef struct side_pool_stats {
-    size_t budget_bytes;   /* limit */
-    size_t pinned_bytes;   /* registered now, slack included; never over budget */
-    size_t granted_bytes;  /* in blocks handed out and not yet freed, rounding included */
-    size_t asked_bytes;    /* what callers asked for, of the same blocks */
-    size_t pending_bytes;  /* freed, waiting for their events */
-    size_t slack_bytes;    /* pinned - granted - pending: free to be handed out */
+    size_t budget_bytes;  /* limit */
+    size_t pinned_bytes;  /* registered now: regions and, in the device's own pool, pins in place; never over budget */
+    size_t granted_bytes; /* in blocks handed out and not yet freed, rounding included */
+    size_t asked_bytes;   /* what callers asked for, of the same blocks */
+    size_t pending_bytes; /* freed, waiting for their events */
+    size_t slack_bytes;   /* in regions, neither granted nor pending: free to be handed out */
     size_t peak_pinned_bytes;
     uint64_t blocks, regions;
-    double pin_s;          /* time spent on mapping, touching and registering, in total */
-    bool huge_pages;       /* the last region got them */
-    bool registered;       /* false: the device refused registering and pinned memory comes from the driver's allocator */
+    double pin_s;    /* time spent on mapping, touching and registering, in total */
+    bool huge_pages; /* the last region got them */
+    bool registered; /* false: the device refused registering and pinned memory comes from the driver's allocator */
 } side_pool_stats;
 
 SIDE_API side_status side_pool_create(side_device *device, const side_pool_options *options, side_pool **pool);
@@ -288,8 +296,8 @@ SIDE_API size_t side_type_bytes(side_type type);
 SIDE_API const char *side_type_name(side_type type); /* "f32" */
 
 typedef enum side_op_id {
-    SIDE_OP_MATMUL = 0,      /* out[m,n] = in0[m,k] @ in1[k,n], row-major; m,n,k in dim[0..2]; types of in and out in `type` */
-    SIDE_OP_CAST = 1,        /* out[i] = in0[i]; dim[0] elements, type[0] -> type[1]; nearest even, NaN keeps sign and gets quiet */
+    SIDE_OP_MATMUL = 0, /* out[m,n] = in0[m,k] @ in1[k,n], row-major; m,n,k in dim[0..2]; types of in and out in `type` */
+    SIDE_OP_CAST = 1, /* out[i] = in0[i]; dim[0] elements, type[0] -> type[1]; nearest even, NaN keeps sign and gets quiet */
     SIDE_OP_XXH3_BLOCKS = 2, /* out: for each whole 1 KiB of in0 its eight uint64 XXH3 partial sums; dim[0] = blocks */
     SIDE_OP_AFFINE = 3,      /* out[i] = scale * in0[i] + bias over dim[0] float32; may run in place */
     SIDE_OP_SPIN = 4,        /* keeps the compute engine busy for dim[0] ns, then ends by itself; touches no memory */
@@ -304,12 +312,14 @@ typedef struct side_op {
     const void *in[2];
     void *out;
     uint64_t dim[3];
-    side_type type[2];       /* input, output */
-    side_math math;          /* MATMUL: how the products are formed */
-    float scale, bias;       /* AFFINE */
-    uint64_t sim_ns;         /* cost on a software device; 0: from its profile */
+    side_type type[2]; /* input, output */
+    side_math math;    /* MATMUL: how the products are formed */
+    float scale, bias; /* AFFINE */
+    uint64_t sim_ns;   /* cost on a software device; 0: from its profile */
 } side_op;
+/* clang-format off */
 #define SIDE_OP_INIT { sizeof(side_op), SIDE_OP_COUNT, {NULL, NULL}, NULL, {0, 0, 0}, {SIDE_F32, SIDE_F32}, SIDE_MATH_FP32, 1.0f, 0.0f, 0 }
+/* clang-format on */
 
 SIDE_API const char *side_op_name(side_op_id id); /* "matmul" */
 /* Bytes that the op reads of in[0], in[1] and writes to out; checks dims and types. SIDE_TOO_LARGE on overflow. */
@@ -329,7 +339,8 @@ SIDE_API void side_xxh3_begin(side_xxh3 *state);
 SIDE_API void side_xxh3_fold(side_xxh3 *state, const uint64_t *sums, size_t blocks);
 /* `tail`: the last min(total, 1024 + 64) bytes of the whole input. All whole blocks but the last 1..1024 bytes must have been folded:
  * floor((total - 1) / 1024) blocks; total under 241 needs no blocks at all (the tail is the whole input). SIDE_STATE otherwise. */
-SIDE_API side_status side_xxh3_end(const side_xxh3 *state, const void *tail, size_t tail_bytes, uint64_t total_bytes, uint64_t *hash);
+SIDE_API side_status side_xxh3_end(const side_xxh3 *state, const void *tail, size_t tail_bytes, uint64_t total_bytes,
+                                   uint64_t *hash);
 
 #ifdef __cplusplus
 }

@@ -13,7 +13,7 @@
 
 #define SIDE_DEVICE_ABI 1
 
-typedef struct dev_stream dev_stream;   /* defined by each device */
+typedef struct dev_stream dev_stream; /* defined by each device */
 typedef struct dev_event dev_event;
 typedef struct dev_context dev_context; /* an opened device */
 
@@ -65,7 +65,8 @@ struct side_device_ops {
     side_status (*copy)(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes);
     side_status (*copy_batch)(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count);
     side_status (*set)(dev_stream *stream, void *dst, int value, size_t bytes);
-    side_status (*op)(dev_stream *stream, const side_op *op); /* sizes are checked; SIDE_UNSUPPORTED where there is no kernel */
+    side_status (*op)(dev_stream *stream,
+                      const side_op *op); /* sizes are checked; SIDE_UNSUPPORTED where there is no kernel */
     side_status (*host_fn)(dev_stream *stream, side_host_fn *fn, void *user, uint64_t sim_ns);
 };
 

@@ -26,7 +26,7 @@ extern "C" {
 typedef struct side_pipeline side_pipeline;
 
 typedef struct side_block {
-    void *data;   /* host memory; a source only reads it */
+    void *data; /* host memory; a source only reads it */
     size_t bytes;
 } side_block;
 
@@ -37,18 +37,23 @@ typedef int side_source_fn(void *user, uint64_t item, void *data, size_t capacit
 /* Takes result number `item`; the memory is the library's again on return. Called in order, one at a time, on a thread of the library's. */
 typedef int side_sink_fn(void *user, uint64_t item, const void *data, size_t bytes);
 
-typedef enum side_end_kind { SIDE_END_NONE = 0, SIDE_END_BLOCKS = 1, SIDE_END_CALLBACK = 2, SIDE_END_FILE = 3 } side_end_kind;
+typedef enum side_end_kind {
+    SIDE_END_NONE = 0,
+    SIDE_END_BLOCKS = 1,
+    SIDE_END_CALLBACK = 2,
+    SIDE_END_FILE = 3
+} side_end_kind;
 
 /* One end of a pipeline. Use the makers below. */
 typedef struct side_source {
     side_end_kind kind;
     const side_block *blocks; /* BLOCKS: item i is pieces[i] consecutive blocks (one each where pieces is NULL), packed in order */
     const uint32_t *pieces;
-    uint64_t items;           /* BLOCKS: how many */
-    side_source_fn *fn;       /* CALLBACK */
+    uint64_t items;     /* BLOCKS: how many */
+    side_source_fn *fn; /* CALLBACK */
     void *user;
-    int fd;                   /* FILE: read with pread; stays the caller's; may be at any position */
-    uint64_t offset, length;  /* FILE: which part; items are item_bytes each, the last one may be shorter */
+    int fd;                  /* FILE: read with pread; stays the caller's; may be at any position */
+    uint64_t offset, length; /* FILE: which part; items are item_bytes each, the last one may be shorter */
 } side_source;
 
 typedef struct side_sink {
@@ -57,7 +62,7 @@ typedef struct side_sink {
     uint64_t items;
     side_sink_fn *fn;
     void *user;
-    int fd;                   /* FILE: written with pwrite, result after result from offset on */
+    int fd; /* FILE: written with pwrite, result after result from offset on */
     uint64_t offset;
 } side_sink;
 
@@ -100,11 +105,11 @@ static inline side_sink side_sink_file(int fd, uint64_t offset)
 /* One item at the compute stage. */
 typedef struct side_item {
     uint64_t number;
-    const void *data;     /* device memory, filled as far as `stream` can see */
+    const void *data; /* device memory, filled as far as `stream` can see */
     size_t bytes;
-    void *result;         /* device memory for the result; NULL without results */
-    size_t result_bytes;  /* in: capacity; set it to what the result takes (left: all of it; 0: no result for this item) */
-    uint32_t lane;        /* which compute stream: number % streams */
+    void *result;        /* device memory for the result; NULL without results */
+    size_t result_bytes; /* in: capacity; set it to what the result takes (left: all of it; 0: no result for this item) */
+    uint32_t lane;       /* which compute stream: number % streams */
     side_slot slot, result_slot; /* internal */
 } side_item;
 
@@ -114,39 +119,42 @@ typedef int side_compute_fn(void *user, side_stream *stream, side_item *item);
 
 typedef struct side_pipeline_options {
     size_t size;
-    size_t item_bytes;        /* largest item: size of a device slot. Needed */
-    size_t result_bytes;      /* largest result; 0: no results */
-    uint32_t depth;           /* slots in each device ring, 1..64; 0: 3 */
-    uint32_t window;          /* items that may be queued and unfinished; 0: 2 * depth, at least 4 */
-    uint32_t streams;         /* compute streams, 1..16; 0: 1 */
+    size_t item_bytes;                   /* largest item: size of a device slot. Needed */
+    size_t result_bytes;                 /* largest result; 0: no results */
+    uint32_t depth;                      /* slots in each device ring, 1..64; 0: 3 */
+    uint32_t window;                     /* items that may be queued and unfinished; 0: 2 * depth, at least 4 */
+    uint32_t streams;                    /* compute streams, 1..16; 0: 1 */
     side_stream *const *compute_streams; /* the caller's own, `streams` of them; NULL: made here */
     side_source source;
     side_compute_fn *compute; /* push only */
     void *compute_user;
     side_sink sink;
-    size_t chunk_bytes;       /* staging piece for pageable memory and files; 0: 4 MiB, or the item if that is smaller */
-    size_t pinned_bytes;      /* limit on pinned staging; 0: what depth and threads call for. Fewer and smaller pieces are used to stay below */
-    uint32_t threads;         /* that stage; 0: side_default_threads(), at most 8 of them where blocks are copied */
-    double timeout_s;         /* longest wait for the device before SIDE_STUCK; 0: 30 */
-    side_log *log;            /* NULL: off */
-    void (*progress)(void *user, uint64_t items_done, uint64_t bytes_in, uint64_t bytes_out); /* from the running thread; NULL: none */
+    size_t chunk_bytes; /* staging piece for pageable memory and files; 0: 4 MiB, or the item if that is smaller */
+    size_t pinned_bytes; /* limit on pinned staging; 0: what depth and threads call for. Fewer and smaller pieces are used to stay below */
+    uint32_t threads; /* that stage; 0: side_default_threads(), at most 8 of them where blocks are copied */
+    double timeout_s; /* longest wait for the device before SIDE_STUCK; 0: 30 */
+    side_log *log;    /* NULL: off */
+    void (*progress)(void *user, uint64_t items_done, uint64_t bytes_in,
+                     uint64_t bytes_out); /* from the running thread; NULL: none */
     void *progress_user;
 } side_pipeline_options;
+/* clang-format off */
 #define SIDE_PIPELINE_OPTIONS_INIT { .size = sizeof(side_pipeline_options) }
+/* clang-format on */
 
 typedef struct side_pipeline_stats {
     uint64_t items, bytes_in, bytes_out;
-    double time_s;            /* host clock (virtual on sim) from run, or first next, to everything finished */
-    double source_wait_s;     /* the run waited for source or staging */
-    double sink_wait_s;       /* ... for the sink to give a host slot back */
-    double device_wait_s;     /* ... for the device: window or host slot in flight */
-    double stage_busy_s;      /* threads: filling, summed over threads */
-    double drain_busy_s;      /* threads: sinking, summed */
+    double time_s;        /* host clock (virtual on sim) from run, or first next, to everything finished */
+    double source_wait_s; /* the run waited for source or staging */
+    double sink_wait_s;   /* ... for the sink to give a host slot back */
+    double device_wait_s; /* ... for the device: window or host slot in flight */
+    double stage_busy_s;  /* threads: filling, summed over threads */
+    double drain_busy_s;  /* threads: sinking, summed */
     uint32_t depth, window, streams, threads; /* as used */
-    uint32_t staging_slots;   /* pinned pieces, both directions */
+    uint32_t staging_slots;                   /* pinned pieces, both directions */
     size_t chunk_bytes;
     size_t pinned_bytes, device_bytes; /* taken by this pipeline */
-    bool disabled;            /* SIDESTREAM_DISABLE was set: ordered copies */
+    bool disabled;                     /* SIDESTREAM_DISABLE was set: ordered copies */
 } side_pipeline_stats;
 
 /* From cores and LOCAL_WORLD_SIZE: max(1, min(12, cores / LOCAL_WORLD_SIZE - 1)). */
@@ -154,7 +162,8 @@ SIDE_API uint32_t side_default_threads(void);
 
 /* Takes its memory now. SIDE_NO_DEVICE_MEMORY and SIDE_OVER_BUDGET say how much was needed, how much there is, and what to lower. Blocks, buffers and
  * user pointers in the options must live until destroy; the struct itself need not. */
-SIDE_API side_status side_pipeline_create(side_device *device, const side_pipeline_options *options, side_pipeline **pipeline);
+SIDE_API side_status side_pipeline_create(side_device *device, const side_pipeline_options *options,
+                                          side_pipeline **pipeline);
 /* Runs everything; returns when all results have arrived and nothing is in flight. May be called again: sources start anew (callback sources see
  * item 0 again). On an error or cancel it drains first (R5), and every later call returns that error: make a new pipeline. stats may be NULL and are set also on failure. */
 SIDE_API side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stats);

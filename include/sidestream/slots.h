@@ -39,15 +39,17 @@ typedef enum side_policy { SIDE_RING = 0, SIDE_LIST = 1, SIDE_TABLE = 2 } side_p
 typedef struct side_slots_options {
     size_t size;
     side_policy policy;
-    uint32_t count;          /* slots, 1..65535 */
-    size_t slot_bytes;       /* each */
-    side_memory_kind where;  /* SIDE_MEMORY_DEVICE, SIDE_MEMORY_PINNED (from `pool`), SIDE_MEMORY_PAGEABLE */
-    uint32_t readers;        /* RING: releases that free an item; 0: 1 */
-    void *const *memory;     /* caller's own memory, `count` pointers, instead of ours; NULL: allocate */
-    side_pool *pool;         /* NULL: the device's own */
-    double timeout_s;        /* longest wait for the device before SIDE_STUCK; 0: 30 */
+    uint32_t count;         /* slots, 1..65535 */
+    size_t slot_bytes;      /* each */
+    side_memory_kind where; /* SIDE_MEMORY_DEVICE, SIDE_MEMORY_PINNED (from `pool`), SIDE_MEMORY_PAGEABLE */
+    uint32_t readers;       /* RING: releases that free an item; 0: 1 */
+    void *const *memory;    /* caller's own memory, `count` pointers, instead of ours; NULL: allocate */
+    side_pool *pool;        /* NULL: the device's own */
+    double timeout_s;       /* longest wait for the device before SIDE_STUCK; 0: 30 */
 } side_slots_options;
+/* clang-format off */
 #define SIDE_SLOTS_OPTIONS_INIT { sizeof(side_slots_options), SIDE_RING, 0, 0, SIDE_MEMORY_DEVICE, 0, NULL, NULL, 0.0 }
+/* clang-format on */
 
 /* What acquire and take hand out: a value, to be given back by publish or release. */
 typedef struct side_slot {
@@ -77,7 +79,8 @@ SIDE_API side_status side_slots_acquire(side_slots *slots, uint64_t key, side_st
 /* SIDE_AGAIN instead of blocking; for writer NULL also where readers have not drained on the device yet. */
 SIDE_API side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot);
 /* The slot is filled by what is queued on `writer` so far (NULL: now). ticket may be NULL. On failure the slot is poisoned. */
-SIDE_API side_status side_slots_publish(side_slots *slots, const side_slot *slot, side_stream *writer, side_ticket *ticket);
+SIDE_API side_status side_slots_publish(side_slots *slots, const side_slot *slot, side_stream *writer,
+                                        side_ticket *ticket);
 /* Gives up an acquired slot without an item: RING: the number is used up and take of it returns SIDE_CANCELLED; others: it is free. What was
  * queued on `writer` for it is waited for by the next writer. */
 SIDE_API side_status side_slots_abandon(side_slots *slots, const side_slot *slot, side_stream *writer);

@@ -22,11 +22,11 @@ typedef struct side_span {
     uint64_t begin_ns, end_ns; /* on the device, from the log's origin */
     uint64_t queued_ns;        /* when the host queued it, same origin */
     uint64_t bytes;
-    uint64_t item;             /* number of the item it belongs to; UINT64_MAX none */
+    uint64_t item;                                         /* number of the item it belongs to; UINT64_MAX none */
     uint64_t read_begin, read_end, write_begin, write_end; /* address ranges, 0,0 where unknown */
     side_lane lane;
-    uint32_t stream;           /* small number, one a stream, in order of first use */
-    char name[24];             /* "H2D", "matmul", "compute" */
+    uint32_t stream; /* small number, one a stream, in order of first use */
+    char name[24];   /* "H2D", "matmul", "compute" */
 } side_span;
 
 typedef struct side_log side_log;
@@ -38,7 +38,8 @@ SIDE_API void side_log_destroy(side_log *log);
 /* Forgets what was logged, done or not, and sets a new origin. Spans that are open are dropped. */
 SIDE_API side_status side_log_clear(side_log *log);
 /* Bracket work that the caller queues itself: span begins at what `stream` reaches next. end must name the same stream. */
-SIDE_API side_status side_log_begin(side_log *log, side_stream *stream, side_lane lane, const char *name, uint64_t item, uint64_t bytes, uint32_t *span);
+SIDE_API side_status side_log_begin(side_log *log, side_stream *stream, side_lane lane, const char *name, uint64_t item,
+                                    uint64_t bytes, uint32_t *span);
 SIDE_API side_status side_log_end(side_log *log, side_stream *stream, uint32_t span);
 /* Blocks until logged work is done, at most 30 s for each span (SIDE_STUCK). count in: capacity of spans (which may be NULL with 0), out: spans there are. Sorted by begin. */
 SIDE_API side_status side_log_spans(side_log *log, side_span *spans, size_t *count);
@@ -47,16 +48,16 @@ SIDE_API uint64_t side_log_dropped(side_log *log);
 /* ---- pure: no clock, no threads, no allocation */
 
 typedef struct side_account {
-    double total_s;         /* first begin to last end */
-    double compute_busy_s;  /* at least one compute span runs */
+    double total_s;        /* first begin to last end */
+    double compute_busy_s; /* at least one compute span runs */
     double h2d_busy_s, d2h_busy_s;
-    double copy_busy_s;     /* at least one copy runs, either direction */
-    double copy_hidden_s;   /* copy time under which compute runs */
-    double exposed_s;       /* copy runs, compute does not */
-    double idle_s;          /* neither runs */
-    double compute_busy;    /* shares of total: 0..1 */
-    double link_busy;       /* copy_busy_s / total_s */
-    double copy_hidden;     /* copy_hidden_s / copy_busy_s; 0 where there are no copies */
+    double copy_busy_s;   /* at least one copy runs, either direction */
+    double copy_hidden_s; /* copy time under which compute runs */
+    double exposed_s;     /* copy runs, compute does not */
+    double idle_s;        /* neither runs */
+    double compute_busy;  /* shares of total: 0..1 */
+    double link_busy;     /* copy_busy_s / total_s */
+    double copy_hidden;   /* copy_hidden_s / copy_busy_s; 0 where there are no copies */
     uint64_t h2d_bytes, d2h_bytes;
 } side_account;
 
@@ -72,19 +73,23 @@ typedef int side_write_fn(void *user, const char *text, size_t bytes);
 
 typedef struct side_draw {
     size_t size;
-    uint32_t width;        /* text: columns, 0: 80. svg: pixels, 0: 960 */
-    bool ascii;            /* text: no Unicode */
-    const char *title;     /* NULL: none */
-    const char *device;    /* NULL: none; drawn below */
+    uint32_t width;          /* text: columns, 0: 80. svg: pixels, 0: 960 */
+    bool ascii;              /* text: no Unicode */
+    const char *title;       /* NULL: none */
+    const char *device;      /* NULL: none; drawn below */
     uint64_t from_ns, to_ns; /* window; 0,0: everything */
 } side_draw;
+/* clang-format off */
 #define SIDE_DRAW_INIT { sizeof(side_draw), 0, false, NULL, NULL, 0, 0 }
+/* clang-format on */
 
 /* Lanes H2D / compute / D2H over time. One column stands for an interval and belongs to the item that filled most of it; a run of an item's
  * columns carries the number (mod 10) once, neighbours differ in shade. Width 24..1000. Spans of a lane that overlap take further rows. */
-SIDE_API side_status side_timeline_text(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write, void *user);
+SIDE_API side_status side_timeline_text(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write,
+                                        void *user);
 /* One self-contained SVG document. Width 240..16384. */
-SIDE_API side_status side_timeline_svg(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write, void *user);
+SIDE_API side_status side_timeline_svg(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write,
+                                       void *user);
 
 typedef struct side_timeline_part {
     const side_span *spans;
@@ -92,10 +97,12 @@ typedef struct side_timeline_part {
     const char *title; /* NULL: none */
 } side_timeline_part;
 /* Timelines below each other in one document, over one time scale; each begins at its own first span. */
-SIDE_API side_status side_timeline_svg_stack(const side_timeline_part *parts, size_t count, const side_draw *draw, side_write_fn *write, void *user);
+SIDE_API side_status side_timeline_svg_stack(const side_timeline_part *parts, size_t count, const side_draw *draw,
+                                             side_write_fn *write, void *user);
 /* Chrome trace JSON ("X" events, one thread a lane and stream; overlapping spans of one lane and stream get tracks of their own). Spans that
  * the window cuts are whole. SIDE_TOO_LARGE: over 512 tracks. */
-SIDE_API side_status side_timeline_trace(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write, void *user);
+SIDE_API side_status side_timeline_trace(const side_span *spans, size_t n, const side_draw *draw, side_write_fn *write,
+                                         void *user);
 
 #ifdef __cplusplus
 }
