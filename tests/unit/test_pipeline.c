@@ -174,6 +174,65 @@ T_TEST(push_with_poisoned_slots)
     }
 }
 
+/* A callback may give an item of no bytes: it is an item all the same. */
+static int fill_odd(void *user, uint64_t item, void *data, size_t capacity, size_t *bytes)
+{
+    (void)user;
+    *bytes = item == 9 ? SIDE_NO_MORE : item % 2 == 1 ? 0 : capacity;
+    memset(data, (int)item, *bytes == capacity ? capacity : 0);
+    return 0;
+}
+
+static int compute_odd(void *user, side_stream *stream, side_item *item)
+{
+    uint64_t *seen = user;
+
+    seen[item->number] = item->bytes;
+    item->result_bytes = item->bytes;
+    return side_copy_async(stream, SIDE_COPY_D2D, item->result, item->data, item->bytes) != SIDE_OK;
+}
+
+static int sink_odd(void *user, uint64_t item, const void *data, size_t bytes)
+{
+    uint64_t *sunk = user;
+
+    sunk[item] += bytes;
+    for (size_t i = 0; i < bytes; i++)
+        if (((const unsigned char *)data)[i] != item)
+            return 1;
+    return 0;
+}
+
+T_TEST(empty_items)
+{
+    rig_small_pool();
+    T_FOR_SEEDS (seed, 50) {
+        side_device *dev = rig_device("", seed);
+        side_pipeline_options o = SIDE_PIPELINE_OPTIONS_INIT;
+        uint64_t seen[9], sunk[9] = {0};
+        side_pipeline_stats s;
+        side_pipeline *p;
+
+        memset(seen, 0xff, sizeof(seen));
+        o.item_bytes = o.result_bytes = 300;
+        o.depth = 1 + (uint32_t)(seed % 4);
+        o.source = side_source_callback(fill_odd, NULL);
+        o.compute = compute_odd;
+        o.compute_user = seen;
+        o.sink = side_sink_callback(sink_odd, sunk);
+        T_OK(side_pipeline_create(dev, &o, &p));
+        T_OK(side_pipeline_run(p, &s));
+        assert_int_equal(s.items, 9);
+        assert_int_equal(s.bytes_in, 5 * 300);
+        for (uint64_t i = 0; i < 9; i++) {
+            assert_int_equal(seen[i], i % 2 == 1 ? 0 : 300);
+            assert_int_equal(sunk[i], i % 2 == 1 ? 0 : 300);
+        }
+        T_OK(side_pipeline_destroy(p));
+        rig_close(dev);
+    }
+}
+
 /* ---------------------------------------------------------------- pull */
 
 struct held {
@@ -478,5 +537,5 @@ T_TEST(depth_one_does_not_overlap_copy_and_compute)
 }
 
 T_MAIN(T(pull_refuses_and_goes_on), T(pull_left_in_the_middle), T_LONG(push_is_a_plain_loop, 60),
-       T(push_with_poisoned_slots), T_LONG(pull_is_a_plain_loop, 60),
+       T(push_with_poisoned_slots), T(empty_items), T_LONG(pull_is_a_plain_loop, 60),
        T_LONG(uniform_items_take_exactly_the_formula, 60), T(depth_one_does_not_overlap_copy_and_compute))
