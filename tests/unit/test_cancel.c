@@ -190,6 +190,52 @@ T_TEST(cancel_from_inside)
     side_pipeline_cancel(NULL);
 }
 
+/* R5: whoever hears of the cancel first, hears of it when everything is through, whatever stream it was on. */
+T_TEST(cancelled_pull_is_drained)
+{
+    rig_small_pool();
+    for (int call = 0; call < 3; call++)
+        for (int source = 0; source < FROM_COUNT; source++) {
+            side_device *dev = rig_device("", 1);
+            t_rng rng = t_rng_make(1);
+            side_stream *s[2];
+            side_item item[2];
+            side_pipeline *p;
+            side_status status;
+            struct rig r;
+
+            prepare(&r, &rng);
+            r.uniform = true;
+            r.cost_ns = 10000000;
+            r.source = (enum rig_source)source;
+            r.sink = TO_PINNED;
+            r.o.depth = 3;
+            rig_build(&r, dev, &rng);
+            for (int i = 0; i < 2; i++)
+                T_OK(side_stream_create(dev, &s[i]));
+            T_OK(side_pipeline_create(dev, &r.o, &p));
+            for (int i = 0; i < 2; i++) {
+                T_OK(side_pipeline_next(p, s[i], &item[i]));
+                T_OK(rig_work(&r, s[i], &item[i]));
+                if (i == 0 || call != 1)
+                    T_OK(side_pipeline_done(p, &item[i], s[i]));
+            }
+            T_STATUS(dev->ops->stream_query(s[0]->handle), SIDE_AGAIN);
+            side_pipeline_cancel(p);
+            status = call == 0   ? side_pipeline_next(p, s[1], &item[1])
+                     : call == 1 ? side_pipeline_done(p, &item[1], s[1])
+                                 : side_pipeline_rewind(p);
+            T_STATUS(status, SIDE_CANCELLED);
+            for (int i = 0; i < 2; i++)
+                T_OK(dev->ops->stream_query(s[i]->handle));
+            T_OK(side_pipeline_destroy(p));
+            for (int i = 0; i < 2; i++)
+                side_stream_destroy(s[i]);
+            rig_finish(&r);
+            rig_close(dev);
+        }
+}
+
 /* ---------------------------------------------------------------- fork */
 
 #define CHILD(condition)               \
@@ -348,4 +394,5 @@ T_TEST(disable_is_ordered_copies)
     }
 }
 
-T_MAIN(T(cancel_at_any_moment), T(cancel_from_inside), T(after_fork), T(disable_is_ordered_copies))
+T_MAIN(T(cancel_at_any_moment), T(cancel_from_inside), T(cancelled_pull_is_drained), T(after_fork),
+       T(disable_is_ordered_copies))
