@@ -130,6 +130,14 @@ def add_alloc(table: Table, result: dict | None) -> None:
         table.add(f"alloc: us an item of {size // 1024} KiB", "", text, None)
 
 
+def add_pin(table: Table, result: dict | None) -> None:
+    if result is None:
+        table.add("pin: GiB/s of 4 GiB", ">= 15", "not run", False)
+        return
+    table.add("pin: GiB/s of 4 GiB", ">= 15", f"{result['pool_gib_s']:.1f}", result["pool_gib_s"] >= 15)
+    table.add("pin: against cuMemHostAlloc", ">= 7", f"{result['ratio']:.1f} ({result['driver_gib_s']:.2f} GiB/s)", result["ratio"] >= 7)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
@@ -150,9 +158,10 @@ def main() -> int:
     add_run(table, options.folder)
     add_stage(table, last.get("stage"))
     add_queue(table, last.get("queue"))
+    add_pin(table, last.get("pin"))
     add_alloc(table, last.get("alloc"))
 
-    first = next(iter(last.values()), {})
+    first = next((result for result in last.values() if "device_name" in result), {})
     simulated = any(result["simulated"] for result in last.values())
     head = (f"{first.get('device_name', '?')}, driver {int(first.get('driver', 0))}, kernels {first.get('kernels', '?')}, "
             f"commit {options.commit or first.get('commit', '?')}, {options.date or first.get('date', '?')}"

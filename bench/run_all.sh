@@ -55,8 +55,13 @@ step queue 40 "$(bench queue)" "${common[@]}"
 step stage 90 "$(bench stage)" "${common[@]}" ${stage[@]+"${stage[@]}"}
 step run 140 "$here/bench_run.sh" --sidestream "$program" --out "$out" --device "$device" --dir "$dir" ${run[@]+"${run[@]}"}
 step alloc 60 "$(bench alloc)" "${common[@]}" ${alloc[@]+"${alloc[@]}"}
-[ "${device%%:*}" = sim ] || step pin 40 "$(bench pin)"
-step demo 400 "$here/bench_demo.sh" --sidestream "$program" --out "$out" --device "$device" \
+if [ "${device%%:*}" != sim ]; then
+    step pin 40 "$(bench pin)"
+    grep '^{' "$out/pin.log" >>"$out/results.jsonl"
+fi
+step demo 400 "$here/bench_demo.sh" --sidestream "$program" --out "$out" --device "$device" --items 10 \
     --deadline $((total - SECONDS - 40)) ${demo[@]+"${demo[@]}"}
+[ "${device%%:*}" = sim ] || step demo-100 300 "$here/bench_demo.sh" --sidestream "$program" --out "$out" --device "$device" --items 100 \
+    --repeats 3 --deadline $((total - SECONDS - 60))
 echo
 python3 "$here/collect.py" "$out" --commit "$commit" --date "$date"
