@@ -531,14 +531,15 @@ static side_status take(side_slots *t, uint64_t key, side_stream *reader, bool t
             break;
         r = slots_wait_changed(t, where);
     }
-    if (r == SIDE_OK) {
+    if (r == SIDE_OK)
         s = &t->slots[i];
+    if (r == SIDE_OK && try && reader == NULL)
+        r = fence_query(&s->filled, t->device);
+    if (r == SIDE_OK) { /* last: an entry says that somebody waited for `filled`, so that the next writer need not */
         entry = reader_entry(t, s, reader);
         if (entry == NULL)
             r = error_set(SIDE_TOO_LARGE, where, "%d streams read this slot already", SIDE_MAX_READERS);
     }
-    if (r == SIDE_OK && try && reader == NULL)
-        r = fence_query(&s->filled, t->device);
     if (r == SIDE_OK) {
         entry->open = true;
         entry->owner = pthread_self();

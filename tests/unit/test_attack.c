@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls in the wrong place, at the wrong moment, with the wrong things: what they leave behind, and what they must refuse. */
+#include "pipe_help.h"
+
+#include "fence.h"
+#include "os.h"
+#include "slots.h"
+
+#include <pthread.h>
+
+enum { SLOT_BYTES = 4096 };
+
+struct fixture {
+    side_device *dev;
+    side_stream *s[2];
+    side_slots *t;
+};
+
+static void fixture_open(struct fixture *f, side_policy policy, uint32_t count, uint64_t seed)
+{
+    side_slots_options o = SIDE_SLOTS_OPTIONS_INIT;
+
+    rig_small_pool();
+    f->dev = rig_device("", seed);
+    for (int i = 0; i < 2; i++)
+        T_OK(side_stream_create(f->dev, &f->s[i]));
+    o.policy = policy;
+    o.count = count;
+    o.slot_bytes = SLOT_BYTES;
+    T_OK(side_slots_create(f->dev, &o, &f->t));
+}
+
+static void fixture_close(struct fixture *f)
+{
+    for (int i = 0; i < 2; i++)
+        side_stream_destroy(f->s[i]);
+    rig_close(f->dev);
+}
+
+/* Asking for an item that is not ready yet leaves nothing behind: the next writer still waits for the one before it. */
+T_TEST(try_take_in_vain_keeps_the_order_of_writers)
+{
+    static unsigned char seen[SLOT_BYTES];
+
+    T_FOR_SEEDS (seed, 40) {
+        struct fixture f;
+        side_slot slot;
+
+        fixture_open(&f, SIDE_TABLE, 1, seed);
+        for (uint64_t key = 0; key < 2; key++) {
+            T_OK(side_slots_acquire(f.t, key, f.s[key], &slot));
+            T_OK(rig_op(f.s[key], NULL, NULL, 0, key == 0 ? 1000000 : 10));
+            T_OK(side_memset_async(f.s[key], slot.data, 0x10 + (int)key, SLOT_BYTES));
+            T_OK(side_slots_publish(f.t, &slot, f.s[key], NULL));
+            if (key == 0)
+                T_STATUS(side_slots_try_take(f.t, 0, NULL, &slot), SIDE_AGAIN);
+        }
+        void *data = slot.data;
+        T_OK(side_slots_drain(f.t, 0));
+        T_OK(side_copy_async(f.s[1], SIDE_COPY_D2H, seen, data, SLOT_BYTES));
+        T_OK(side_stream_sync(f.s[1], 0));
+        T_OK(side_stream_sync(f.s[0], 0));
+        T_OK(side_copy_async(f.s[1], SIDE_COPY_D2H, seen, data, SLOT_BYTES));
+        T_OK(side_stream_sync(f.s[1], 0));
+        for (size_t i = 0; i < SLOT_BYTES; i++)
+            assert_int_equal(seen[i], 0x11);
+        T_OK(side_slots_destroy(f.t));
+        fixture_close(&f);
+    }
+}
+
+/* A copy into a slot, published or not quite: whichever call fails from then on, the memory is not freed under the copy. */
+static void fail_at(uint64_t nth, side_status status, bool *failed)
+{
+    struct fixture f;
+    side_slot slot;
+    static _Alignas(4096) unsigned char data[SLOT_BYTES];
+
+    fixture_open(&f, SIDE_RING, 2, nth);
+    T_OK(f.dev->ops->host_register(f.dev->context, data, sizeof(data), false));
+    T_OK(side_slots_acquire(f.t, 0, f.s[0], &slot));
+    T_OK(rig_op(f.s[0], NULL, NULL, 0, 1000000));
+    T_OK(side_copy_async(f.s[0], SIDE_COPY_H2D, slot.data, data, SLOT_BYTES));
+    uint64_t before = sim_calls(f.dev->context);
+    sim_fail_at(f.dev->context, nth, status);
+    side_status r = side_slots_publish(f.t, &slot, f.s[0], NULL);
+    if (r == SIDE_OK)
+        r = side_slots_take(f.t, 0, f.s[1], &slot);
+    if (r == SIDE_OK && rig_op(f.s[1], NULL, NULL, 0, 1000000) == SIDE_OK)
+        r = side_slots_release(f.t, &slot, f.s[1]);
+    if (r != SIDE_OK) {
+        assert_int_equal(r, status);
+        assert_int_equal(side_last_error()->status, status);
+    }
+    T_OK(side_slots_destroy(f.t));
+    *failed = sim_calls(f.dev->context) - before >= nth;
+    sim_fault_clear(f.dev->context);
+    (void)f.dev->ops->host_unregister(f.dev->context, data);
+    fixture_close(&f);
+}
+
+T_TEST(slots_are_not_freed_under_a_copy)
+{
+    bool failed = true;
+
+    for (uint64_t nth = 1; failed; nth++)
+        fail_at(nth, SIDE_DEVICE_ERROR, &failed);
+    failed = true;
+    for (uint64_t nth = 1; failed; nth++)
+        fail_at(nth, SIDE_NO_MEMORY, &failed);
+}
+
+static const char *round_trips(struct fixture *f)
+{
+    for (int i = 0; i < 2000; i++) {
+        side_slot slot;
+        T_OK(side_slots_acquire(f->t, 0, f->s[0], &slot));
+        T_OK(side_slots_publish(f->t, &slot, f->s[0], NULL));
+        T_OK(side_slots_take(f->t, (uint64_t)i, f->s[1], &slot));
+        T_OK(side_slots_release(f->t, &slot, f->s[1]));
+    }
+    return "done";
+}
+
+static void *round_trips_thread(void *fixture)
+{
+    return (void *)(uintptr_t)round_trips(fixture);
+}
+
+/* For ThreadSanitizer: slots may be used by any thread at once, draining included. */
+T_TEST(drain_beside_other_threads)
+{
+    struct fixture f;
+    pthread_t thread;
+
+    fixture_open(&f, SIDE_RING, 3, 1);
+    T_OK(os_thread_create(&thread, "t", round_trips_thread, &f));
+    for (int i = 0; i < 200; i++)
+        T_OK(side_slots_drain(f.t, 0));
+    pthread_join(thread, NULL);
+    T_OK(side_slots_destroy(f.t));
+    fixture_close(&f);
+}
+
+T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_under_a_copy),
+       T(drain_beside_other_threads))
