@@ -227,6 +227,20 @@ side_status device_event_wait(side_device *device, dev_event *event, double time
     return s;
 }
 
+bool device_stream_drain(side_stream *stream, double timeout_s)
+{
+    const struct side_device_ops *ops = stream->device->ops;
+    uint64_t deadline = os_now_ns() + (uint64_t)(timeout_s * 1e9);
+    side_status s = side_stream_sync(stream, timeout_s);
+
+    if (s == SIDE_OK || s == SIDE_STUCK || s == SIDE_DEVICE_LOST)
+        return s != SIDE_STUCK;
+    /* No event to be had: ask. An error says nothing about what is queued. */
+    while ((s = ops->stream_query(stream->handle)) != SIDE_OK && s != SIDE_DEVICE_LOST && os_now_ns() < deadline)
+        os_sleep_ns(10000);
+    return s == SIDE_OK || s == SIDE_DEVICE_LOST;
+}
+
 side_status side_event_wait(side_event *event, double timeout_s)
 {
     side_status s = event_check(event, "side_event_wait");

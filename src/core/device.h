@@ -39,4 +39,7 @@ side_status device_check(const side_device *device, const char *where);
 /* Waits on the host for an event of this device: SIDE_STUCK after timeout_s (0: for ever). */
 side_status device_event_wait(side_device *device, dev_event *event, double timeout_s);
 
+/* Waits on the host for all that is queued on the stream, events or not. False: after timeout_s it is not known to be done, nor the device to be lost. */
+bool device_stream_drain(side_stream *stream, double timeout_s);
+
 #endif

@@ -109,42 +109,18 @@ static side_status wait_fences(side_pipeline *p)
     return r;
 }
 
-/* A failed call may have queued what no fence covers: wait for the streams themselves. */
-static side_status stream_drain(side_pipeline *p, side_stream *stream)
-{
-    const struct side_device_ops *ops = p->device->ops;
-    uint64_t deadline = os_now_ns() + (uint64_t)(p->options.timeout_s * 1e9);
-    side_status r = side_stream_sync(stream, p->options.timeout_s);
-
-    if (r == SIDE_OK || r == SIDE_STUCK || r == SIDE_DEVICE_LOST)
-        return r;
-    while ((r = ops->stream_query(stream->handle)) == SIDE_AGAIN && os_now_ns() < deadline) /* no event to be had: ask */
-        os_sleep_ns(10000);
-    return r == SIDE_AGAIN
-               ? error_set(SIDE_STUCK, "side_pipeline", "a stream did not drain within %g s", p->options.timeout_s)
-               : r;
-}
-
-/* Pulled items were done on streams that only their fences know. A wait that failed, but not for time, is tried once more. */
-static bool ring_is_stuck(side_pipeline *p, side_slots *ring)
-{
-    side_status r = ring != NULL ? side_slots_drain(ring, p->options.timeout_s) : SIDE_OK;
-
-    if (r != SIDE_OK && r != SIDE_STUCK && r != SIDE_DEVICE_LOST)
-        r = side_slots_drain(ring, p->options.timeout_s);
-    return r == SIDE_STUCK;
-}
-
-/* `pulled`: the caller's stream of the call that failed, NULL where there is none. */
+/* A failed call may have queued what no fence covers: wait for the streams themselves. Pulled items were done on streams that only the fences of the rings
+ * know. `pulled`: the caller's stream of the call that failed, NULL where there is none. */
 static bool drain_streams(side_pipeline *p, side_stream *pulled)
 {
-    bool stuck = p->h2d != NULL && stream_drain(p, p->h2d) == SIDE_STUCK;
+    double timeout_s = p->options.timeout_s;
+    bool drained = p->h2d == NULL || device_stream_drain(p->h2d, timeout_s);
 
-    for (uint32_t i = 0; i < p->stream_count && !stuck; i++)
-        stuck = stream_drain(p, p->compute[i]) == SIDE_STUCK;
-    stuck = stuck || (pulled != NULL && stream_drain(p, pulled) == SIDE_STUCK);
-    stuck = stuck || (p->d2h != NULL && stream_drain(p, p->d2h) == SIDE_STUCK);
-    return stuck || ring_is_stuck(p, p->in) || ring_is_stuck(p, p->out);
+    for (uint32_t i = 0; i < p->stream_count && drained; i++)
+        drained = device_stream_drain(p->compute[i], timeout_s);
+    drained = drained && (pulled == NULL || device_stream_drain(pulled, timeout_s));
+    drained = drained && (p->d2h == NULL || device_stream_drain(p->d2h, timeout_s));
+    return drained && slots_are_drained(p->in) && (p->out == NULL || slots_are_drained(p->out));
 }
 
 /* Ends the pass: waits for threads and device. On a failure drains (R5) and returns it, or SIDE_STUCK. */
@@ -167,7 +143,7 @@ static side_status pass_end(side_pipeline *p, side_status r, side_stream *pulled
     if (r == SIDE_OK)
         return SIDE_OK;
     error_copy(&cause);
-    if (drain_streams(p, pulled)) {
+    if (!drain_streams(p, pulled)) {
         p->stuck = true;
         log_message(SIDE_LEVEL_WARN, "pipeline", "the device did not drain; its memory is kept");
         return error_set(SIDE_STUCK, cause.where, "after %s the device did not drain within %g s; its memory is kept",

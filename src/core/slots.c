@@ -151,15 +151,14 @@ side_status side_slots_create(side_device *device, const side_slots_options *opt
 
 side_status side_slots_destroy(side_slots *slots)
 {
-    side_status s;
+    size_t bytes;
 
     if (slots == NULL || os_fork_generation() != slots->fork_generation)
         return SIDE_OK;
-    s = side_slots_drain(slots, slots->timeout_s);
-    if (s == SIDE_STUCK) {
-        log_message(SIDE_LEVEL_WARN, "slots", "%zu bytes are kept: the device still uses them",
-                    slots_stride(slots->slot_bytes) * slots->count);
-        return s;
+    if (!slots_are_drained(slots)) {
+        bytes = slots_stride(slots->slot_bytes) * slots->count;
+        log_message(SIDE_LEVEL_WARN, "slots", "%zu bytes are kept: the device may still use them", bytes);
+        return error_set(SIDE_STUCK, "side_slots_destroy", "the device did not drain; %zu bytes are kept", bytes);
     }
     slots_free(slots);
     return SIDE_OK;
@@ -193,6 +192,22 @@ static side_status poison_with(side_slots *t, side_status why)
     pthread_mutex_lock(&t->mutex);
     poison_locked(t, why);
     pthread_mutex_unlock(&t->mutex);
+    return why;
+}
+
+/* A fence could not be recorded, so that none covers what is queued on `stream`: nobody goes on, and it is over before the caller hears of it. */
+static side_status record_failed(side_slots *t, side_status why, side_stream *stream)
+{
+    side_error cause;
+
+    error_copy(&cause);
+    poison_with(t, why);
+    if (stream != NULL && !device_stream_drain(stream, t->timeout_s)) {
+        pthread_mutex_lock(&t->mutex);
+        t->uncovered = true;
+        pthread_mutex_unlock(&t->mutex);
+    }
+    error_restore(&cause);
     return why;
 }
 
@@ -437,7 +452,7 @@ static side_status finish_write(side_slots *t, const side_slot *slot, side_strea
         return r;
     r = fence_record(&s->filled, t->device, writer); /* the writer's until the state changes */
     if (r != SIDE_OK)
-        return poison_with(t, r);
+        return record_failed(t, r, writer);
     pthread_mutex_lock(&t->mutex);
     s->state = SLOT_FILLED;
     if (abandon && t->policy == SIDE_RING) {
@@ -587,7 +602,7 @@ side_status side_slots_release(side_slots *slots, const side_slot *slot, side_st
         return r;
     r = fence_record(&s->readers[slot->hold].drained, t->device, reader); /* the reader's while open */
     if (r != SIDE_OK)
-        return poison_with(t, r);
+        return record_failed(t, r, reader);
     pthread_mutex_lock(&t->mutex);
     s->readers[slot->hold].open = false;
     s->open--;
@@ -676,4 +691,14 @@ side_status side_slots_drain(side_slots *slots, double timeout_s)
         r = e != SIDE_OK && (r == SIDE_OK || e == SIDE_STUCK) ? e : r;
     }
     return r;
+}
+
+bool slots_are_drained(side_slots *slots)
+{
+    side_status r = side_slots_drain(slots, slots->timeout_s);
+
+    /* A wait that failed, but not for time, says nothing: once more. */
+    if (r != SIDE_OK && r != SIDE_STUCK && r != SIDE_DEVICE_LOST)
+        r = side_slots_drain(slots, slots->timeout_s);
+    return !slots->uncovered && (r == SIDE_OK || r == SIDE_DEVICE_LOST);
 }

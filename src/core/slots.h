@@ -13,6 +13,8 @@ void slots_configure(side_slots *slots, int site, const atomic_bool *cancel);
 void slots_close(side_slots *slots);
 /* RING: every item was released: numbering starts at 0 again, open; fences are kept. SIDE_STATE while something is open. */
 side_status slots_restart(side_slots *slots);
+/* Nothing that was queued on the slots runs any more: it is done, or the device is lost. False: not known, the memory must be kept. */
+bool slots_are_drained(side_slots *slots);
 /* What a slot of `slot_bytes` takes in a slab, alignment included. */
 size_t slots_stride(size_t slot_bytes);
 /* Invariants, for tests and asserts. */

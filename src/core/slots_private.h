@@ -64,6 +64,7 @@ struct side_slots {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     side_status poison;        /* SIDE_OK: none */
+    bool uncovered;            /* work is queued that no fence covers, and that did not drain: the memory is kept */
     uint64_t next_write;       /* RING */
     uint64_t end;              /* RING: first number that will not come */
     struct chain free, recent; /* recent: oldest use first */

@@ -71,13 +71,13 @@ T_TEST(try_take_in_vain_keeps_the_order_of_writers)
 }
 
 /* A copy into a slot, published or not quite: whichever call fails from then on, the memory is not freed under the copy. */
-static void fail_at(uint64_t nth, side_status status, bool *failed)
+static void fail_at(uint64_t seed, uint64_t nth, side_status status, bool *failed)
 {
     struct fixture f;
     side_slot slot;
     static _Alignas(4096) unsigned char data[SLOT_BYTES];
 
-    fixture_open(&f, SIDE_RING, 2, nth);
+    fixture_open(&f, SIDE_RING, 2, seed);
     T_OK(f.dev->ops->host_register(f.dev->context, data, sizeof(data), false));
     T_OK(side_slots_acquire(f.t, 0, f.s[0], &slot));
     T_OK(rig_op(f.s[0], NULL, NULL, 0, 1000000));
@@ -102,13 +102,15 @@ static void fail_at(uint64_t nth, side_status status, bool *failed)
 
 T_TEST(slots_are_not_freed_under_a_copy)
 {
-    bool failed = true;
+    static const side_status with[] = {SIDE_DEVICE_ERROR, SIDE_NO_MEMORY, SIDE_DEVICE_LOST};
 
-    for (uint64_t nth = 1; failed; nth++)
-        fail_at(nth, SIDE_DEVICE_ERROR, &failed);
-    failed = true;
-    for (uint64_t nth = 1; failed; nth++)
-        fail_at(nth, SIDE_NO_MEMORY, &failed);
+    T_FOR_SEEDS (seed, 10) {
+        for (size_t i = 0; i < sizeof(with) / sizeof(with[0]); i++) {
+            bool failed = true;
+            for (uint64_t nth = 1; failed; nth++)
+                fail_at(seed, nth, with[i], &failed);
+        }
+    }
 }
 
 static const char *round_trips(struct fixture *f)
