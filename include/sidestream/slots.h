@@ -69,8 +69,8 @@ typedef struct side_ticket {
 } side_ticket;
 
 SIDE_API side_status side_slots_create(side_device *device, const side_slots_options *options, side_slots **slots);
-/* Waits (at most timeout_s) until the device has drained every slot, then frees; SIDE_STUCK keeps memory and object. Nobody else
- * may be inside a call. */
+/* Waits (at most timeout_s) until the device has drained every slot, then frees; SIDE_STUCK keeps memory and object. Nobody else may be inside a call, and
+ * what is queued on slots that are still held (acquired and not published, taken and not released) must be done. */
 SIDE_API side_status side_slots_destroy(side_slots *slots);
 
 /* Begin to write. key: RING ignores it; TABLE: the new key (SIDE_INVALID if present). Blocks the host until the slot is free (R7), then makes
@@ -78,7 +78,8 @@ SIDE_API side_status side_slots_destroy(side_slots *slots);
 SIDE_API side_status side_slots_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot);
 /* SIDE_AGAIN instead of blocking; for writer NULL also where readers have not drained on the device yet. */
 SIDE_API side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot);
-/* The slot is filled by what is queued on `writer` so far (NULL: now). ticket may be NULL. On failure the slot is poisoned. */
+/* The slot is filled by what is queued on `writer` so far (NULL: now). ticket may be NULL. On failure the slots are
+ * poisoned, and what was queued on `writer` is waited for. */
 SIDE_API side_status side_slots_publish(side_slots *slots, const side_slot *slot, side_stream *writer,
                                         side_ticket *ticket);
 /* Gives up an acquired slot without an item: RING: the number is used up and take of it returns SIDE_CANCELLED; others: it is free. What was

@@ -195,22 +195,6 @@ static side_status poison_with(side_slots *t, side_status why)
     return why;
 }
 
-/* A fence could not be recorded, so that none covers what is queued on `stream`: nobody goes on, and it is over before the caller hears of it. */
-static side_status record_failed(side_slots *t, side_status why, side_stream *stream)
-{
-    side_error cause;
-
-    error_copy(&cause);
-    poison_with(t, why);
-    if (stream != NULL && !device_stream_drain(stream, t->timeout_s)) {
-        pthread_mutex_lock(&t->mutex);
-        t->uncovered = true;
-        pthread_mutex_unlock(&t->mutex);
-    }
-    error_restore(&cause);
-    return why;
-}
-
 side_status slots_wait_changed(side_slots *t, const char *where)
 {
     if (t->cancel == NULL)
@@ -417,6 +401,43 @@ side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream 
     return acquire(slots, key, writer, true, slot, "side_slots_try_acquire");
 }
 
+/* No fence covers what is queued on `stream`: nobody goes on, and it is over before the caller hears of it. (A pipeline drains all its streams.) */
+static side_status end_failed(side_slots *t, side_status why, side_stream *stream)
+{
+    side_error cause;
+
+    error_copy(&cause);
+    poison_with(t, why);
+    if (stream != NULL && t->cancel == NULL && !device_stream_drain(stream, t->timeout_s)) {
+        pthread_mutex_lock(&t->mutex);
+        t->uncovered = true;
+        pthread_mutex_unlock(&t->mutex);
+    }
+    error_restore(&cause);
+    return why;
+}
+
+/* slots_begin for the end of an access, of which something may be queued. */
+static side_status end_begin(side_slots *t, side_stream *stream, const char *where)
+{
+    side_status r = slots_begin(t, where);
+    return r == SIDE_OK || t == NULL || r == SIDE_FORKED ? r : end_failed(t, r, stream);
+}
+
+/* Locks, unless it fails. The fence is the caller's, but side_slots_drain may look at it any time: it changes under the lock. */
+static side_status end_record(side_slots *t, struct fence *fence, side_stream *stream)
+{
+    struct fence f = *fence;
+    side_status r = fence_record(&f, t->device, stream);
+
+    pthread_mutex_lock(&t->mutex);
+    *fence = f;
+    if (r == SIDE_OK)
+        return r;
+    pthread_mutex_unlock(&t->mutex);
+    return end_failed(t, r, stream);
+}
+
 /* The caller's slot, if it is in `state` and of the generation that was handed out; else NULL with the detail. Locked. */
 static struct slot *held(side_slots *t, const side_slot *slot, enum slot_state state, const char *where, side_status *r)
 {
@@ -441,7 +462,7 @@ static struct slot *held(side_slots *t, const side_slot *slot, enum slot_state s
 static side_status finish_write(side_slots *t, const side_slot *slot, side_stream *writer, bool abandon,
                                 side_ticket *ticket, const char *where)
 {
-    side_status r = slots_begin(t, where);
+    side_status r = end_begin(t, writer, where);
     struct slot *s;
 
     if (r != SIDE_OK)
@@ -450,10 +471,9 @@ static side_status finish_write(side_slots *t, const side_slot *slot, side_strea
     pthread_mutex_unlock(&t->mutex);
     if (s == NULL)
         return r;
-    r = fence_record(&s->filled, t->device, writer); /* the writer's until the state changes */
+    r = end_record(t, &s->filled, writer); /* the writer's until the state changes */
     if (r != SIDE_OK)
-        return record_failed(t, r, writer);
-    pthread_mutex_lock(&t->mutex);
+        return r;
     s->state = SLOT_FILLED;
     if (abandon && t->policy == SIDE_RING) {
         s->abandoned = true;
@@ -589,7 +609,7 @@ side_status side_slots_release(side_slots *slots, const side_slot *slot, side_st
 {
     const char *where = "side_slots_release";
     side_slots *t = slots;
-    side_status r = slots_begin(t, where);
+    side_status r = end_begin(t, reader, where);
     struct slot *s;
 
     if (r != SIDE_OK)
@@ -600,10 +620,9 @@ side_status side_slots_release(side_slots *slots, const side_slot *slot, side_st
     pthread_mutex_unlock(&t->mutex);
     if (r != SIDE_OK)
         return r;
-    r = fence_record(&s->readers[slot->hold].drained, t->device, reader); /* the reader's while open */
+    r = end_record(t, &s->readers[slot->hold].drained, reader); /* the reader's while open */
     if (r != SIDE_OK)
-        return record_failed(t, r, reader);
-    pthread_mutex_lock(&t->mutex);
+        return r;
     s->readers[slot->hold].open = false;
     s->open--;
     s->released++;
@@ -673,6 +692,26 @@ side_status slots_restart(side_slots *slots)
     return r;
 }
 
+/* Waits for all fences of a slot; for copies of them, since the slot goes on. */
+static side_status drain_slot(side_slots *t, struct slot *s, double timeout_s)
+{
+    struct fence fences[1 + SIDE_MAX_READERS];
+    side_status r = SIDE_OK;
+    uint32_t n = 0;
+
+    pthread_mutex_lock(&t->mutex);
+    fences[n++] = s->filled;
+    for (uint32_t i = 0; i < SIDE_MAX_READERS; i++)
+        if (s->readers[i].drained.recorded || s->readers[i].drained.clock_ns != 0)
+            fences[n++] = s->readers[i].drained;
+    pthread_mutex_unlock(&t->mutex);
+    for (uint32_t i = 0; i < n && r != SIDE_STUCK; i++) {
+        side_status e = fence_wait(&fences[i], t->device, NULL, timeout_s, SITE_NONE);
+        r = e != SIDE_OK ? e : r;
+    }
+    return r;
+}
+
 side_status side_slots_drain(side_slots *slots, double timeout_s)
 {
     side_status r = SIDE_OK;
@@ -682,12 +721,7 @@ side_status side_slots_drain(side_slots *slots, double timeout_s)
     r = os_fork_check(slots->fork_generation, "side_slots_drain");
     /* A fence that fails for another reason than time is of a dead context: nothing runs there any more. Look at the rest all the same. */
     for (uint32_t i = 0; i < slots->count && r != SIDE_STUCK && r != SIDE_FORKED; i++) {
-        struct slot *s = &slots->slots[i];
-        side_status e = fence_wait(&s->filled, slots->device, NULL, timeout_s, SITE_NONE);
-        for (uint32_t k = 0; k < SIDE_MAX_READERS && e != SIDE_STUCK; k++) {
-            side_status f = fence_wait(&s->readers[k].drained, slots->device, NULL, timeout_s, SITE_NONE);
-            e = f != SIDE_OK ? f : e;
-        }
+        side_status e = drain_slot(slots, &slots->slots[i], timeout_s);
         r = e != SIDE_OK && (r == SIDE_OK || e == SIDE_STUCK) ? e : r;
     }
     return r;

@@ -104,12 +104,35 @@ T_TEST(slots_are_not_freed_under_a_copy)
 {
     static const side_status with[] = {SIDE_DEVICE_ERROR, SIDE_NO_MEMORY, SIDE_DEVICE_LOST};
 
-    T_FOR_SEEDS (seed, 10) {
+    T_FOR_SEEDS (seed, 100) {
         for (size_t i = 0; i < sizeof(with) / sizeof(with[0]); i++) {
             bool failed = true;
             for (uint64_t nth = 1; failed; nth++)
                 fail_at(seed, nth, with[i], &failed);
         }
+    }
+}
+
+/* A poisoned slot does not take the end of an access any more; what was queued for it is waited for. */
+T_TEST(poison_does_not_free_under_a_copy)
+{
+    T_FOR_SEEDS (seed, 100) {
+        struct fixture f;
+        side_slot slot;
+
+        fixture_open(&f, SIDE_RING, 2, seed);
+        T_OK(side_slots_acquire(f.t, 0, f.s[0], &slot));
+        if (seed % 2 == 0) {
+            T_OK(side_slots_publish(f.t, &slot, f.s[0], NULL));
+            T_OK(side_slots_take(f.t, 0, f.s[0], &slot));
+        }
+        T_OK(rig_op(f.s[0], NULL, NULL, 0, 1000000));
+        T_OK(side_memset_async(f.s[0], slot.data, 1, SLOT_BYTES));
+        side_slots_poison(f.t, SIDE_CANCELLED);
+        T_STATUS(seed % 2 == 0 ? side_slots_release(f.t, &slot, f.s[0]) : side_slots_publish(f.t, &slot, f.s[0], NULL),
+                 SIDE_CANCELLED);
+        T_OK(side_slots_destroy(f.t));
+        fixture_close(&f);
     }
 }
 
@@ -146,4 +169,4 @@ T_TEST(drain_beside_other_threads)
 }
 
 T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_under_a_copy),
-       T(drain_beside_other_threads))
+       T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads))
