@@ -85,6 +85,11 @@ static side_status anchor_renew(side_log *g, uint64_t now)
     return SIDE_OK;
 }
 
+side_device *log_device(const side_log *log)
+{
+    return log->device;
+}
+
 static void forget(side_log *g)
 {
     const struct side_device_ops *ops = g->device->ops;

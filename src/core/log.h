@@ -13,6 +13,8 @@ struct log_ranges {
     size_t read_bytes, write_bytes;
 };
 
+side_device *log_device(const side_log *log);
+
 /* log NULL: off, gives LOG_NONE. A span that cannot be recorded is counted as dropped. */
 uint32_t log_begin(side_log *log, side_stream *stream, side_lane lane, const char *name, uint64_t item, uint64_t bytes,
                    const struct log_ranges *ranges);

@@ -5,6 +5,7 @@
 
 #include "alloc.h"
 #include "error.h"
+#include "log.h"
 #include "os.h"
 
 #include <stdio.h>
@@ -191,7 +192,7 @@ side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_byt
 {
     side_slots_options o = SIDE_SLOTS_OPTIONS_INIT;
     size_t bytes = p->options.chunk_bytes != 0 ? p->options.chunk_bytes : CHUNK_BYTES, min_bytes;
-    uint32_t want = whole ? p->depth + 1 : 3 * threads;
+    uint32_t want = whole ? p->depth + 1 : 2 * threads;
     side_status r;
 
     bytes = whole || bytes > item_bytes ? item_bytes : bytes;
@@ -369,6 +370,8 @@ side_status side_pipeline_create(side_device *device, const side_pipeline_option
         r = check_ends(&o);
     if (r == SIDE_OK)
         r = check_numbers(&o);
+    if (r == SIDE_OK && o.log != NULL && log_device(o.log) != device)
+        r = error_set(SIDE_INVALID, WHERE, "options.log is of another device");
     if (r != SIDE_OK)
         return r;
     p = mem_zalloc(1, sizeof(*p));

@@ -21,6 +21,11 @@ static side_status pool_check(const side_pool *pool, const char *where)
     return os_fork_check(pool->fork_generation, where);
 }
 
+side_device *pool_device(const side_pool *pool)
+{
+    return pool->device;
+}
+
 /* Tests see every invariant after every call, as long as that is quick. */
 static void self_check(side_pool *pool)
 {

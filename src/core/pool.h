@@ -5,6 +5,8 @@
 
 #include "sidestream.h"
 
+side_device *pool_device(const side_pool *pool);
+
 /* Called by side_device_close before the context goes: unpins what side_memory_pin pinned and was not undone, then destroys the device's pool. */
 void pool_device_finish(side_device *device);
 

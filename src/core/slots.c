@@ -6,6 +6,7 @@
 #include "alloc.h"
 #include "error.h"
 #include "os.h"
+#include "pool.h"
 
 #include <string.h>
 
@@ -47,6 +48,8 @@ static side_status slab_take(side_slots *t, const side_slots_options *o)
 
     if (o->memory != NULL)
         return SIDE_OK;
+    if (o->pool != NULL && pool_device(o->pool) != t->device)
+        return error_set(SIDE_INVALID, "side_slots_create", "the pool is of another device");
     if (t->where == SIDE_MEMORY_DEVICE)
         return side_device_alloc(t->device, bytes, &t->slab);
     if (t->where == SIDE_MEMORY_PAGEABLE) {
@@ -208,11 +211,13 @@ side_status slots_wait_changed(side_slots *t, const char *where)
     return SIDE_OK;
 }
 
-side_status slots_begin(side_slots *t, const char *where)
+side_status slots_begin(side_slots *t, const side_stream *stream, const char *where)
 {
     if (t == NULL)
         return error_set(SIDE_INVALID, where, "slots is NULL");
     side_status s = os_fork_check(t->fork_generation, where);
+    if (s == SIDE_OK && stream != NULL && stream->device != t->device)
+        s = error_set(SIDE_INVALID, where, "the stream is of another device than the slots");
     if (s != SIDE_OK)
         return s;
     pthread_mutex_lock(&t->mutex);
@@ -358,7 +363,7 @@ static void hand_out(const side_slots *t, uint32_t i, uint32_t hold, side_slot *
 
 static side_status acquire(side_slots *t, uint64_t key, side_stream *writer, bool try, side_slot *out, const char *where)
 {
-    side_status r = slots_begin(t, where);
+    side_status r = slots_begin(t, writer, where);
     uint32_t i = NO_SLOT;
 
     if (r != SIDE_OK)
@@ -420,8 +425,10 @@ static side_status end_failed(side_slots *t, side_status why, side_stream *strea
 /* slots_begin for the end of an access, of which something may be queued. */
 static side_status end_begin(side_slots *t, side_stream *stream, const char *where)
 {
-    side_status r = slots_begin(t, where);
-    return r == SIDE_OK || t == NULL || r == SIDE_FORKED ? r : end_failed(t, r, stream);
+    side_status r = slots_begin(t, stream, where);
+    bool ours = t != NULL && stream != NULL && stream->device == t->device;
+
+    return r == SIDE_OK || r == SIDE_FORKED || !ours ? r : end_failed(t, r, stream);
 }
 
 /* Locks, unless it fails. The fence is the caller's, but side_slots_drain may look at it any time: it changes under the lock. */
@@ -551,7 +558,7 @@ static struct reader *reader_entry(side_slots *t, struct slot *s, side_stream *r
 
 static side_status take(side_slots *t, uint64_t key, side_stream *reader, bool try, side_slot *out, const char *where)
 {
-    side_status r = slots_begin(t, where);
+    side_status r = slots_begin(t, reader, where);
     struct reader *entry = NULL;
     struct slot *s = NULL;
     uint32_t i = 0;
@@ -634,7 +641,7 @@ side_status side_slots_release(side_slots *slots, const side_slot *slot, side_st
 side_status side_slots_give_back(side_slots *slots, const side_slot *slot)
 {
     const char *where = "side_slots_give_back";
-    side_status r = slots_begin(slots, where);
+    side_status r = slots_begin(slots, NULL, where);
     struct slot *s;
 
     if (r != SIDE_OK)
@@ -675,7 +682,7 @@ void slots_close(side_slots *slots)
 
 side_status slots_restart(side_slots *slots)
 {
-    side_status r = slots_begin(slots, "slots_restart");
+    side_status r = slots_begin(slots, NULL, "slots_restart");
 
     if (r != SIDE_OK)
         return r;

@@ -81,8 +81,8 @@ void table_insert(side_slots *t, uint64_t key, uint32_t i);
 void table_erase(side_slots *t, uint64_t key); /* present */
 
 /* slots.c */
-/* Locks, unless it returns an error: NULL, fork, poison. */
-side_status slots_begin(side_slots *t, const char *where);
+/* Locks, unless it returns an error: NULL, fork, a stream (NULL: none) of another device, poison. */
+side_status slots_begin(side_slots *t, const side_stream *stream, const char *where);
 /* Sleeps until something changed. SIDE_OK: look again; else poison or cancel. */
 side_status slots_wait_changed(side_slots *t, const char *where);
 

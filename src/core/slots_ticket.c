@@ -8,9 +8,10 @@
 /* ---------------------------------------------------------------- tickets */
 
 /* Locks and pins the generation once it is published. SIDE_OK without *s: it was overwritten, so it was filled. */
-static side_status ticket_pin(const side_ticket *ticket, bool block, const char *where, struct slot **s)
+static side_status ticket_pin(const side_ticket *ticket, const side_stream *stream, bool block, const char *where,
+                              struct slot **s)
 {
-    side_status r = ticket != NULL ? slots_begin(ticket->slots, where)
+    side_status r = ticket != NULL ? slots_begin(ticket->slots, stream, where)
                                    : error_set(SIDE_INVALID, where, "ticket is NULL");
     side_slots *t = ticket != NULL ? ticket->slots : NULL;
 
@@ -41,7 +42,7 @@ static void ticket_unpin(side_slots *t, struct slot *s)
 side_status side_ticket_stream_wait(const side_ticket *ticket, side_stream *stream)
 {
     struct slot *s;
-    side_status r = stream != NULL ? ticket_pin(ticket, true, "side_ticket_stream_wait", &s)
+    side_status r = stream != NULL ? ticket_pin(ticket, stream, true, "side_ticket_stream_wait", &s)
                                    : error_set(SIDE_INVALID, "side_ticket_stream_wait", "stream is NULL");
     if (r != SIDE_OK || s == NULL)
         return r;
@@ -53,7 +54,7 @@ side_status side_ticket_stream_wait(const side_ticket *ticket, side_stream *stre
 side_status side_ticket_query(const side_ticket *ticket)
 {
     struct slot *s;
-    side_status r = ticket_pin(ticket, false, "side_ticket_query", &s);
+    side_status r = ticket_pin(ticket, NULL, false, "side_ticket_query", &s);
 
     if (r != SIDE_OK || s == NULL)
         return r;
@@ -65,7 +66,7 @@ side_status side_ticket_query(const side_ticket *ticket)
 side_status side_ticket_wait(const side_ticket *ticket, double timeout_s)
 {
     struct slot *s;
-    side_status r = ticket_pin(ticket, true, "side_ticket_wait", &s);
+    side_status r = ticket_pin(ticket, NULL, true, "side_ticket_wait", &s);
 
     if (r != SIDE_OK || s == NULL)
         return r;

@@ -168,5 +168,83 @@ T_TEST(drain_beside_other_threads)
     fixture_close(&f);
 }
 
+/* ---------------------------------------------------------------- of another device */
+
+T_TEST(streams_of_another_device)
+{
+    side_device *other = rig_device("", 2);
+    side_stream *foreign, *number_two;
+    side_ticket ticket;
+    struct fixture f;
+    side_slot slot, taken;
+
+    fixture_open(&f, SIDE_RING, 2, 1);
+    T_OK(side_stream_create(other, &foreign));
+    T_OK(side_stream_create(other, &number_two));
+    T_STATUS(side_slots_acquire(f.t, 0, foreign, &slot), SIDE_INVALID);
+    T_STATUS(side_slots_try_acquire(f.t, 0, foreign, &slot), SIDE_INVALID);
+    T_OK(side_slots_acquire(f.t, 0, f.s[0], &slot));
+    T_STATUS(side_slots_publish(f.t, &slot, foreign, NULL), SIDE_INVALID);
+    T_STATUS(side_slots_abandon(f.t, &slot, foreign), SIDE_INVALID);
+    T_OK(side_slots_publish(f.t, &slot, f.s[0], &ticket));
+    T_STATUS(side_ticket_stream_wait(&ticket, number_two), SIDE_INVALID);
+    T_STATUS(side_slots_take(f.t, 0, number_two, &taken), SIDE_INVALID);
+    T_STATUS(side_slots_try_take(f.t, 0, number_two, &taken), SIDE_INVALID);
+    T_OK(side_slots_take(f.t, 0, f.s[1], &taken));
+    T_STATUS(side_slots_release(f.t, &taken, number_two), SIDE_INVALID);
+    T_OK(side_slots_release(f.t, &taken, f.s[1])); /* refused, not poisoned */
+    assert_true(slots_is_valid(f.t));
+    T_OK(side_slots_destroy(f.t));
+    side_stream_destroy(foreign);
+    side_stream_destroy(number_two);
+    fixture_close(&f);
+    rig_close(other);
+}
+
+static int no_compute(void *user, side_stream *stream, side_item *item)
+{
+    (void)user;
+    (void)stream;
+    (void)item;
+    return 0;
+}
+
+static unsigned char one_item[1024];
+static const side_block one_block = {one_item, sizeof(one_item)};
+
+static side_pipeline_options one_item_options(void)
+{
+    side_pipeline_options o = SIDE_PIPELINE_OPTIONS_INIT;
+
+    rig_small_pool();
+    o.item_bytes = sizeof(one_item);
+    o.source = side_source_blocks(&one_block, 1);
+    o.compute = no_compute;
+    return o;
+}
+
+T_TEST(pool_and_log_of_another_device)
+{
+    side_pipeline_options o = one_item_options();
+    side_slots_options t = SIDE_SLOTS_OPTIONS_INIT;
+    side_device *dev = rig_device("", 1), *other = rig_device("", 2);
+    side_pipeline *p;
+    side_slots *slots;
+    side_pool *pool;
+
+    T_OK(side_device_pool(other, &pool));
+    t.count = 1;
+    t.slot_bytes = 64;
+    t.where = SIDE_MEMORY_PINNED;
+    t.pool = pool;
+    T_STATUS(side_slots_create(dev, &t, &slots), SIDE_INVALID);
+    T_OK(side_log_create(other, 0, &o.log));
+    T_STATUS(side_pipeline_create(dev, &o, &p), SIDE_INVALID);
+    side_log_destroy(o.log);
+    rig_close(other);
+    rig_close(dev);
+}
+
 T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_under_a_copy),
-       T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads))
+       T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads), T(streams_of_another_device),
+       T(pool_and_log_of_another_device))
