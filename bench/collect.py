@@ -109,7 +109,7 @@ def add_queue(table: Table, result: dict | None) -> None:
     if result is None:
         table.add("queue: host us an item, log off", "<= 10", "not run", False)
         return
-    for kind, target in (("log off", 10), ("log on", None), ("log off, device free", None)):
+    for kind, target in ("log off, device free", None), ("by hand, log off", None))::
         rows = [row for row in result["rows"] if row["kind"] == kind]
         most = max(row["mean_us"] for row in rows)
         text = ", ".join(f"{row['bytes'] // 1024} KiB {row['mean_us']:.2f} (p99 {row['p99_us']:.1f})" for row in rows)

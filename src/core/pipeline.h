@@ -168,7 +168,7 @@ side_status drain_check(const side_pipeline *p, uint64_t item, size_t bytes);
 /* Direct sink: queues the copy of result `item`, which is published. */
 side_status drain_direct(side_pipeline *p, uint64_t item);
 
-/* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items. Three slots a thread, so that
+/* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items. Two slots a thread, so that
  * threads that finish together leave the copy engine work while they start again; fewer slots (down to 2), then smaller chunks, where limit_bytes (0: none),
  * the pool's budget or memory are short. */
 side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_bytes, bool whole, size_t limit_bytes,
