@@ -67,7 +67,8 @@ struct demo {
     side_event *filled, *computed; /* for wait_stream */
     side_event *begin[2], *end[2]; /* timing */
 
-    double t, c, d, bound_s; /* seconds an item: H2D, compute, D2H alone */
+    double t, c, d, bound_s; /* seconds an item: H2D, compute, D2H; t and d with both directions at once */
+    double t_alone, d_alone; /* and with one */
     struct demo_row rows[DEMO_ROWS];
     size_t row_count;
     char errors[DEMO_ERRORS][200]; /* what makes the outcome worthless; also said */

@@ -87,20 +87,43 @@ static side_status time_lanes(struct demo *d, unsigned first, unsigned second, d
     return status;
 }
 
-static side_status measure_lanes(struct demo *d, double *t, double *c, double *out)
+/* Seconds an item of each lane. t and out: with both directions at once where that is what the schedules do, else as the *_alone. */
+struct lanes {
+    double t, c, out, t_alone, out_alone;
+};
+
+static side_status measure_lanes(struct demo *d, struct lanes *l)
 {
     double none = 0;
     side_status status;
 
-    *t = *c = *out = 0;
-    if (d->args.results && d->props.copy_engines > 1) {
-        status = time_lanes(d, IN, OUT, t, out);
-    } else {
-        status = time_lanes(d, IN, 0, t, &none);
-        if (status == SIDE_OK && d->args.results) /* one engine: at once they would wait for each other */
-            status = time_lanes(d, OUT, 0, out, &none);
-    }
-    return status == SIDE_OK ? time_lanes(d, COMPUTE, 0, c, &none) : status;
+    *l = (struct lanes){0};
+    status = time_lanes(d, IN, 0, &l->t_alone, &none);
+    if (status == SIDE_OK && d->args.results)
+        status = time_lanes(d, OUT, 0, &l->out_alone, &none);
+    l->t = l->t_alone;
+    l->out = l->out_alone;
+    if (status == SIDE_OK && d->args.results && d->props.copy_engines > 1) /* one engine: they would wait for each other */
+        status = time_lanes(d, IN, OUT, &l->t, &l->out);
+    return status == SIDE_OK ? time_lanes(d, COMPUTE, 0, &l->c, &none) : status;
+}
+
+/* The least time for all items. The formula (n-1)*max + sum, but for what two directions at once do to it: they slow each other, yet not while the first
+ * item comes in and the last goes out; and run freely, as when they are measured, one may take more than its half, where a schedule keeps them in step.
+ * So the steady state is bounded by the bytes that the link moves in both directions together, and the ends by each direction alone. */
+static double bound(const struct demo *d, const struct lanes *l)
+{
+    double in = (double)d->item_bytes, out = (double)d->result_bytes, steady, copies, longest;
+
+    if (!d->args.results || d->props.copy_engines < 2)
+        return side_timeline_bound(d->args.items, l->t, l->c, l->out, d->props.copy_engines);
+    longest = l->t_alone > l->out_alone ? l->t_alone : l->out_alone;
+    copies = (in + out) / (in / l->t + out / l->out);
+    copies = copies > longest ? copies : longest;
+    steady = copies > l->c ? copies : l->c;
+    /* While the first item is computed, more items come in, at the speed of one direction. */
+    return (double)(d->args.items - 1) * steady + l->t_alone + l->c + l->out_alone -
+           (copies > l->c && d->args.items > 1 ? l->c * (copies / longest - 1) : 0);
 }
 
 /* ---------------------------------------------------------------- schedules */
@@ -198,11 +221,11 @@ static int failed(struct demo *d, side_status status, const char *what)
 }
 
 /* Repeats with the schedules taking turns; the first round warms up. */
-static int timed_rounds(struct demo *d, double *t, double *c, double *out)
+static int timed_rounds(struct demo *d, struct lanes *lanes)
 {
     for (size_t round = 0; round <= d->args.repeats; round++) {
         size_t keep = round > 0 ? round - 1 : 0;
-        side_status status = measure_lanes(d, &t[keep], &c[keep], &out[keep]);
+        side_status status = measure_lanes(d, &lanes[keep]);
 
         if (status != SIDE_OK)
             return failed(d, status, "measuring copies and computes alone");
@@ -249,7 +272,6 @@ static void conclude(struct demo *d)
 {
     double serial = 0;
 
-    d->bound_s = side_timeline_bound(d->args.items, d->t, d->c, d->d, d->props.copy_engines);
     for (size_t i = 0; i < d->row_count; i++) {
         d->rows[i].time_s = median(d->rows[i].times, d->args.repeats);
         if (d->rows[i].schedule == demo_pinned)
@@ -268,28 +290,50 @@ static void conclude(struct demo *d)
     }
 }
 
+/* The median of each, and the bound that they give. */
+static void keep_lanes(struct demo *d, const struct lanes *lanes)
+{
+    double values[5][DEMO_REPEATS];
+    const size_t n = d->args.repeats;
+    struct lanes l;
+
+    for (size_t i = 0; i < n; i++) {
+        values[0][i] = lanes[i].t;
+        values[1][i] = lanes[i].c;
+        values[2][i] = lanes[i].out;
+        values[3][i] = lanes[i].t_alone;
+        values[4][i] = lanes[i].out_alone;
+    }
+    l = (struct lanes){median(values[0], n), median(values[1], n), median(values[2], n), median(values[3], n),
+                       median(values[4], n)};
+    d->t = l.t;
+    d->c = l.c;
+    d->d = l.out;
+    d->t_alone = l.t_alone;
+    d->d_alone = l.out_alone;
+    d->bound_s = bound(d, &l);
+}
+
 int demo_measure(struct demo *d)
 {
-    double t[DEMO_REPEATS], c[DEMO_REPEATS], out[DEMO_REPEATS];
+    struct lanes lanes[DEMO_REPEATS];
     int code;
 
     d->steps_done = 0;
     progress_begin("measuring", d->row_count * (d->props.simulated ? 1 : d->args.repeats + 2), 0);
     if (d->props.simulated) {
-        side_status status = measure_lanes(d, &t[0], &c[0], &out[0]);
+        side_status status = measure_lanes(d, &lanes[0]);
 
         code = status == SIDE_OK ? logged_round(d, true) : failed(d, status, "measuring copies and computes alone");
     } else {
-        code = timed_rounds(d, t, c, out);
+        code = timed_rounds(d, lanes);
         if (code == EXIT_DONE)
             code = logged_round(d, false);
     }
     progress_end();
     if (code != EXIT_DONE)
         return code;
-    d->t = median(t, d->args.repeats);
-    d->c = median(c, d->args.repeats);
-    d->d = median(out, d->args.repeats);
+    keep_lanes(d, lanes);
     conclude(d);
     return EXIT_DONE;
 }

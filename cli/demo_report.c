@@ -146,13 +146,15 @@ static int print_object(const struct demo *d)
         json_array_append_new(schedules, row_json(&d->rows[i]));
     for (size_t i = 0; i < d->error_count; i++)
         json_array_append_new(errors, json_string(d->errors[i]));
-    return print_json(json_pack(
-        "{s:s, s:s, s:b, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "device", d->props.spec,
-        "name", d->props.name, "simulated", d->props.simulated, "dim", (json_int_t)a->dim, "math", math_name(a->math),
-        "items", (json_int_t)a->items, "item_bytes", (json_int_t)d->item_bytes, "result_bytes",
-        (json_int_t)d->result_bytes, "repeats", (json_int_t)a->repeats, "results", a->results, "transfer_s",
-        json_number(d->t), "compute_s", json_number(d->c), "result_s", a->results ? json_number(d->d) : json_null(),
-        "bound_s", json_number(d->bound_s), "schedules", schedules, "errors", errors));
+    return print_json(
+        json_pack("{s:s, s:s, s:b, s:I, s:s, s:I, s:I, s:I, s:I, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+                  "device", d->props.spec, "name", d->props.name, "simulated", d->props.simulated, "dim",
+                  (json_int_t)a->dim, "math", math_name(a->math), "items", (json_int_t)a->items, "item_bytes",
+                  (json_int_t)d->item_bytes, "result_bytes", (json_int_t)d->result_bytes, "repeats",
+                  (json_int_t)a->repeats, "results", a->results, "transfer_s", json_number(d->t), "compute_s",
+                  json_number(d->c), "result_s", a->results ? json_number(d->d) : json_null(), "transfer_alone_s",
+                  json_number(d->t_alone), "result_alone_s", a->results ? json_number(d->d_alone) : json_null(),
+                  "bound_s", json_number(d->bound_s), "schedules", schedules, "errors", errors));
 }
 
 /* ---------------------------------------------------------------- files */
