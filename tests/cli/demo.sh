@@ -6,7 +6,7 @@ import json, sys
 d = json.load(open("out"))
 mode = sys.argv[1]
 keys = {"device", "name", "simulated", "dim", "math", "items", "item_bytes", "result_bytes", "repeats", "results", "transfer_s",
-        "compute_s", "result_s", "bound_s", "schedules", "errors"}
+        "compute_s", "result_s", "transfer_alone_s", "result_alone_s", "bound_s", "schedules", "errors"}
 assert set(d) == keys, set(d) ^ keys
 rows = {r["name"]: r for r in d["schedules"]}
 for r in d["schedules"]:
