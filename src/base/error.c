@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define OPTIONS_TAIL_MOST 4096u /* a newer header's struct is not larger than ours by more: the size is garbage */
+
 static _Thread_local side_error last_error = {.where = ""};
 
 static struct {
@@ -112,6 +114,11 @@ void side_log_callback(side_log_fn *fn, void *user, side_level most)
     pthread_mutex_unlock(&sink.mutex);
 }
 
+void error_in_child(void)
+{
+    pthread_mutex_init(&sink.mutex, NULL);
+}
+
 void log_message(side_level level, const char *component, const char *format, ...)
 {
     char text[512];
@@ -135,6 +142,9 @@ side_status options_copy(void *dst, size_t dst_bytes, const void *src, size_t mi
         return SIDE_OK;
     memcpy(&n, src, sizeof(n));
     if (n < min_bytes)
+        return error_set(SIDE_INVALID, where, "options.size is %zu; fill the struct with its _INIT macro (%zu)", n,
+                         dst_bytes);
+    if (n > dst_bytes + OPTIONS_TAIL_MOST)
         return error_set(SIDE_INVALID, where, "options.size is %zu; fill the struct with its _INIT macro (%zu)", n,
                          dst_bytes);
     for (size_t i = dst_bytes; i < n; i++)

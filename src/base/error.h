@@ -19,6 +19,9 @@ void error_clear(void);
 void error_copy(side_error *to);
 side_status error_restore(const side_error *from); /* returns from->status */
 
+/* In a forked child, before anything else: another thread may have held the lock of the log callback at the fork. */
+void error_in_child(void);
+
 /* Formats only where a callback wants the level. */
 void log_message(side_level level, const char *component, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

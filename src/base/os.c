@@ -66,6 +66,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static void in_child(void)
 {
     atomic_fetch_add(&fork_generation, 1);
+    error_in_child();
 }
 
 static void fork_install(void)

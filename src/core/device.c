@@ -69,7 +69,8 @@ side_status side_device_get_memory(side_device *device, size_t *free_bytes, size
 
 uint64_t side_device_now_ns(side_device *device)
 {
-    return device != NULL ? device->ops->now(device->context) : os_now_ns();
+    bool usable = device != NULL && device->fork_generation == os_fork_generation();
+    return usable ? device->ops->now(device->context) : os_now_ns();
 }
 
 /* ---------------------------------------------------------------- streams */
@@ -218,9 +219,11 @@ side_status side_event_query(side_event *event)
 
 side_status device_event_wait(side_device *device, dev_event *event, double timeout_s)
 {
-    uint64_t ns = timeout_s <= 0 || timeout_s > 1e9 ? UINT64_MAX : (uint64_t)(timeout_s * 1e9);
-    side_status s = device->ops->event_wait(event, ns);
+    side_status s;
 
+    if (!(timeout_s >= 0)) /* a deadline that has passed, perhaps: not "for ever" */
+        return error_set(SIDE_INVALID, "event_wait", "timeout_s is %g; it takes 0 (for ever) and more", timeout_s);
+    s = device->ops->event_wait(event, timeout_s == 0 || timeout_s > 1e9 ? UINT64_MAX : (uint64_t)(timeout_s * 1e9));
     if (s == SIDE_AGAIN)
         return error_set(SIDE_STUCK, "event_wait", "%s did not finish queued work within %g s", device->props.spec,
                          timeout_s);

@@ -208,10 +208,12 @@ static uint32_t span_begin(side_log *g, side_stream *stream, side_lane lane, con
 {
     const struct side_device_ops *ops = g->device->ops;
     dev_event *e = NULL;
+    side_error kept; /* what fails here is not the logged call's cause */
     struct record *r;
     uint64_t now;
     uint32_t i;
 
+    error_copy(&kept);
     if (ops->event_create(g->device->context, true, &e) != SIDE_OK || ops->event_record(e, stream->handle) != SIDE_OK)
         goto drop;
     now = ops->now(g->device->context);
@@ -240,6 +242,7 @@ drop:
     pthread_mutex_lock(&g->mutex);
     g->dropped++;
     pthread_mutex_unlock(&g->mutex);
+    error_restore(&kept);
     return LOG_NONE;
 }
 
@@ -247,9 +250,11 @@ static void span_end(side_log *g, side_stream *stream, uint32_t span)
 {
     const struct side_device_ops *ops = g->device->ops;
     dev_event *e = NULL;
-    bool ok = ops->event_create(g->device->context, true, &e) == SIDE_OK &&
-              ops->event_record(e, stream->handle) == SIDE_OK;
+    side_error kept;
+    bool ok;
 
+    error_copy(&kept);
+    ok = ops->event_create(g->device->context, true, &e) == SIDE_OK && ops->event_record(e, stream->handle) == SIDE_OK;
     pthread_mutex_lock(&g->mutex);
     uint32_t i = span - g->first;
     if (ok && i < g->count && g->records[i].end == NULL) {
@@ -262,6 +267,7 @@ static void span_end(side_log *g, side_stream *stream, uint32_t span)
     pthread_mutex_unlock(&g->mutex);
     if (e != NULL)
         ops->event_destroy(e);
+    error_restore(&kept);
 }
 
 uint32_t log_begin(side_log *log, side_stream *stream, side_lane lane, const char *name, uint64_t item, uint64_t bytes,
@@ -397,7 +403,7 @@ uint64_t side_log_dropped(side_log *log)
 {
     uint64_t n;
 
-    if (log == NULL)
+    if (log == NULL || os_fork_generation() != log->fork_generation)
         return 0;
     pthread_mutex_lock(&log->mutex);
     n = log->dropped;

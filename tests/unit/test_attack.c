@@ -7,7 +7,9 @@
 #include "os.h"
 #include "slots.h"
 
+#include <math.h>
 #include <pthread.h>
+#include <sys/wait.h>
 
 enum { SLOT_BYTES = 4096 };
 
@@ -245,6 +247,193 @@ T_TEST(pool_and_log_of_another_device)
     rig_close(dev);
 }
 
+/* ---------------------------------------------------------------- numbers */
+
+T_TEST(blocks_whose_sum_overflows)
+{
+    const side_block blocks[] = {{one_item, SIZE_MAX - 100}, {one_item, 101 + sizeof(one_item)}};
+    const uint32_t pieces[] = {2};
+    side_pipeline_options o = one_item_options();
+    side_device *dev = rig_device("", 1);
+    side_pipeline *p;
+
+    o.source = side_source_items(blocks, pieces, 1);
+    T_STATUS(side_pipeline_create(dev, &o, &p), SIDE_TOO_LARGE);
+    rig_close(dev);
+}
+
+T_TEST(file_ranges_past_the_end_of_files)
+{
+    side_pipeline_options o = one_item_options();
+    side_device *dev = rig_device("", 1);
+    side_pipeline *p;
+
+    o.source = side_source_file(0, (uint64_t)INT64_MAX, 1);
+    T_STATUS(side_pipeline_create(dev, &o, &p), SIDE_INVALID);
+    o.source = side_source_file(0, UINT64_MAX, 2);
+    T_STATUS(side_pipeline_create(dev, &o, &p), SIDE_INVALID);
+    o.source = side_source_blocks(&one_block, 1);
+    o.result_bytes = 64;
+    o.sink = side_sink_file(1, (uint64_t)INT64_MAX + 1);
+    T_STATUS(side_pipeline_create(dev, &o, &p), SIDE_INVALID);
+    rig_close(dev);
+}
+
+/* Times that went negative, as deadlines do that have passed, must not mean "for ever". */
+T_TEST(times_that_are_none)
+{
+    static const double bad[] = {-1e-9, -1e300, -(double)INFINITY, (double)NAN};
+    side_slots_options o = SIDE_SLOTS_OPTIONS_INIT;
+    side_event *event;
+    side_ticket ticket;
+    struct fixture f;
+    side_slots *t;
+    side_slot slot;
+
+    fixture_open(&f, SIDE_RING, 2, 1);
+    T_OK(side_event_create(f.dev, false, &event));
+    T_OK(side_slots_acquire(f.t, 0, f.s[0], &slot));
+    T_OK(rig_op(f.s[0], NULL, NULL, 0, 1000));
+    T_OK(side_event_record(event, f.s[0]));
+    T_OK(side_slots_publish(f.t, &slot, f.s[0], &ticket));
+    o.count = 1;
+    o.slot_bytes = 64;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        T_STATUS(side_event_wait(event, bad[i]), SIDE_INVALID);
+        T_STATUS(side_stream_sync(f.s[0], bad[i]), SIDE_INVALID);
+        T_STATUS(side_slots_drain(f.t, bad[i]), SIDE_INVALID);
+        T_STATUS(side_ticket_wait(&ticket, bad[i]), SIDE_INVALID);
+        o.timeout_s = bad[i];
+        T_STATUS(side_slots_create(f.dev, &o, &t), SIDE_INVALID);
+    }
+    T_OK(side_event_wait(event, (double)INFINITY));
+    T_OK(side_slots_drain(f.t, 1e300));
+    side_event_destroy(event);
+    T_OK(side_slots_destroy(f.t));
+    fixture_close(&f);
+}
+
+/* "0: no result for this item" needs no block either. */
+static int first_alone(void *user, side_stream *stream, side_item *item)
+{
+    (void)user;
+    item->result_bytes = item->number == 0 ? item->result_bytes : 0;
+    return side_memset_async(stream, item->result, 7, item->result_bytes) == SIDE_OK ? 0 : 1;
+}
+
+T_TEST(no_result_needs_no_block)
+{
+    const side_block in[] = {one_block, one_block, one_block};
+    unsigned char result[64] = {0};
+    const side_block out = {result, sizeof(result)};
+    side_pipeline_options o = one_item_options();
+    side_device *dev = rig_device("", 1);
+    side_pipeline *p;
+
+    o.source = side_source_blocks(in, 3);
+    o.result_bytes = sizeof(result);
+    o.sink = side_sink_blocks(&out, 1);
+    o.compute = first_alone;
+    T_OK(side_pipeline_create(dev, &o, &p));
+    T_OK(side_pipeline_run(p, NULL));
+    assert_int_equal(result[0], 7);
+    T_OK(side_pipeline_destroy(p));
+    rig_close(dev);
+}
+
+T_TEST(options_of_an_absurd_size)
+{
+    side_pool_options *o = calloc(1, sizeof(*o));
+    side_device *dev = rig_device("", 1);
+    side_pool *pool;
+
+    o->size = (size_t)1 << 40;
+    T_STATUS(side_pool_create(dev, o, &pool), SIDE_INVALID);
+    o->size = SIZE_MAX;
+    T_STATUS(side_pool_create(dev, o, &pool), SIDE_INVALID);
+    free(o);
+    rig_close(dev);
+}
+
+/* ---------------------------------------------------------------- fork */
+
+static atomic_bool enough;
+
+static void slow_log(void *user, side_level level, const char *component, const char *message)
+{
+    (void)user;
+    (void)level;
+    (void)component;
+    (void)message;
+    os_sleep_ns(100000);
+}
+
+static void *opens(void *unused)
+{
+    while (!atomic_load(&enough)) {
+        side_device *dev;
+        T_OK(side_device_open("sim", &dev));
+        side_device_close(dev);
+    }
+    return unused;
+}
+
+/* A child opens a device of its own, whatever the parent's other threads were in the middle of. */
+T_TEST(fork_while_another_thread_logs)
+{
+    pthread_t thread;
+
+    if (T_SANITIZED)
+        T_SKIP("the allocators of sanitizers do not survive a fork beside other threads");
+    side_log_callback(slow_log, NULL, SIDE_LEVEL_DEBUG);
+    T_OK(os_thread_create(&thread, "opens", opens, NULL));
+    for (int i = 0; i < 50; i++) {
+        int status = 0;
+        os_sleep_ns(300000);
+        pid_t child = fork();
+        if (child == 0) {
+            side_device *dev;
+            alarm(5);
+            side_log_callback(NULL, NULL, SIDE_LEVEL_DEBUG);
+            _exit(side_device_open("sim", &dev) == SIDE_OK ? 0 : 1);
+        }
+        assert_true(child > 0);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+    }
+    atomic_store(&enough, true);
+    pthread_join(thread, NULL);
+    side_log_callback(NULL, NULL, SIDE_LEVEL_DEBUG);
+}
+
+/* ---------------------------------------------------------------- error detail */
+
+/* Logging that fails on the way out must not tell its own cause for the call's. */
+T_TEST(log_keeps_the_cause)
+{
+    side_device *dev = rig_device("", 1);
+    side_log *log;
+    uint32_t span;
+    side_stream *s;
+
+    T_OK(side_log_create(dev, 0, &log));
+    T_OK(side_stream_create(dev, &s));
+    T_STATUS(side_event_record(NULL, s), SIDE_INVALID);
+    for (int i = 0; i < 4; i++) {
+        sim_fail_at(dev->context, (uint64_t)i + 1, SIDE_DEVICE_ERROR);
+        T_OK(side_log_begin(log, s, SIDE_LANE_H2D, "x", 0, 0, &span));
+        T_OK(side_log_end(log, s, span));
+        assert_int_equal(side_last_error()->status, SIDE_INVALID);
+        sim_fault_clear(dev->context);
+    }
+    assert_int_equal(side_log_dropped(log), 4);
+    side_stream_destroy(s);
+    side_log_destroy(log);
+    rig_close(dev);
+}
+
 T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_under_a_copy),
        T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads), T(streams_of_another_device),
-       T(pool_and_log_of_another_device))
+       T(pool_and_log_of_another_device), T(blocks_whose_sum_overflows), T(file_ranges_past_the_end_of_files),
+       T(times_that_are_none), T(no_result_needs_no_block), T(options_of_an_absurd_size),
+       T(fork_while_another_thread_logs), T(log_keeps_the_cause))
