@@ -30,7 +30,7 @@ side_status drain_check(const side_pipeline *p, uint64_t item, size_t bytes)
     if (bytes > p->options.result_bytes)
         return error_set(SIDE_TOO_LARGE, "side_pipeline", "result %llu is said to have %zu bytes; a slot takes %zu",
                          (unsigned long long)item, bytes, p->options.result_bytes);
-    if (s->kind != SIDE_END_BLOCKS)
+    if (s->kind != SIDE_END_BLOCKS || bytes == 0)
         return SIDE_OK;
     if (item >= s->items)
         return error_set(SIDE_TOO_LARGE, "sink", "there is no block for result %llu; the sink has %llu",

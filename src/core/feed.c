@@ -20,11 +20,12 @@
 
 /* ---------------------------------------------------------------- cutting the source into pieces */
 
+/* SIZE_MAX where the sum does not fit. */
 static size_t item_blocks_bytes(const side_source *s, uint64_t block, uint32_t count)
 {
     size_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
-        bytes += s->blocks[block + i].bytes;
+        bytes = s->blocks[block + i].bytes < SIZE_MAX - bytes ? bytes + s->blocks[block + i].bytes : SIZE_MAX;
     return bytes;
 }
 

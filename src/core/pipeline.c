@@ -131,6 +131,11 @@ static void threads_join(side_pipeline *p)
 
 /* ---------------------------------------------------------------- options */
 
+static bool fits_a_file(uint64_t offset, uint64_t length)
+{
+    return offset <= INT64_MAX && length <= INT64_MAX - offset;
+}
+
 static side_status check_ends(const side_pipeline_options *o)
 {
     if (o->source.kind == SIDE_END_NONE || (unsigned)o->source.kind > SIDE_END_FILE ||
@@ -149,6 +154,9 @@ static side_status check_ends(const side_pipeline_options *o)
         return error_set(SIDE_INVALID, WHERE, "a callback is NULL");
     if ((o->source.kind == SIDE_END_FILE && o->source.fd < 0) || (o->sink.kind == SIDE_END_FILE && o->sink.fd < 0))
         return error_set(SIDE_INVALID, WHERE, "a file descriptor is negative");
+    if ((o->source.kind == SIDE_END_FILE && !fits_a_file(o->source.offset, o->source.length)) ||
+        (o->sink.kind == SIDE_END_FILE && !fits_a_file(o->sink.offset, 0)))
+        return error_set(SIDE_INVALID, WHERE, "a file's offset, or offset + length, is over 2^63 - 1");
     return SIDE_OK;
 }
 

@@ -29,6 +29,8 @@ static side_status options_check(const side_slots_options *o)
         return error_set(SIDE_INVALID, where, "unknown memory kind %d", (int)o->where);
     if (o->readers > SIDE_MAX_READERS)
         return error_set(SIDE_INVALID, where, "readers is %u; at most %d", o->readers, SIDE_MAX_READERS);
+    if (!(o->timeout_s >= 0 && o->timeout_s <= 1e6))
+        return error_set(SIDE_INVALID, where, "timeout_s is %g; it takes 0 (30 s) to 1e6", o->timeout_s);
     for (uint32_t i = 0; o->memory != NULL && i < o->count; i++)
         if (o->memory[i] == NULL)
             return error_set(SIDE_INVALID, where, "memory[%u] is NULL", i);
