@@ -432,8 +432,105 @@ T_TEST(log_keeps_the_cause)
     rig_close(dev);
 }
 
+/* ---------------------------------------------------------------- pulling, as wildly as is allowed */
+
+struct puller {
+    struct rig r;
+    side_pipeline *p;
+    side_stream *s[3];
+    side_item held[64];
+    uint32_t count;
+};
+
+static void puller_done(struct puller *u, t_rng *rng)
+{
+    uint32_t i = (uint32_t)t_rng_below(rng, u->count);
+    side_item item = u->held[i];
+
+    T_OK(side_pipeline_done(u->p, &item, u->s[item.number % 3]));
+    u->held[i] = u->held[--u->count];
+}
+
+/* A pass up to `stop` items. Items are done in any order, as late as the ring allows. */
+static void puller_pass(struct puller *u, t_rng *rng, uint64_t stop)
+{
+    for (uint64_t n = 0; n < stop;) {
+        side_stream *s = u->s[n % 3];
+        side_item item;
+        side_status status = side_pipeline_next(u->p, s, &item);
+        if (status == SIDE_END && u->count == 0)
+            break;
+        if (status == SIDE_END || status == SIDE_WOULD_DEADLOCK) {
+            puller_done(u, rng);
+            continue;
+        }
+        T_OK(status);
+        assert_int_equal(item.number, n);
+        T_OK(rig_work(&u->r, s, &item));
+        u->held[u->count++] = item;
+        n++;
+        while (u->count > 0 && t_rng_chance(rng, 3))
+            puller_done(u, rng);
+    }
+    while (u->count > 0)
+        puller_done(u, rng);
+}
+
+static void puller_options(struct rig *r, t_rng *rng)
+{
+    rig_init(r);
+    r->source = (enum rig_source)t_rng_below(rng, FROM_COUNT);
+    r->sink = (enum rig_sink)t_rng_below(rng, TO_COUNT);
+    r->n = t_rng_below(rng, 40);
+    r->item_max = 1 + t_rng_below(rng, t_rng_chance(rng, 4) ? 600000 : 5000);
+    r->result_max = 1 + t_rng_below(rng, 5000);
+    r->o.depth = (uint32_t)(1 + t_rng_below(rng, t_rng_chance(rng, 4) ? 20 : 4));
+    r->o.window = (uint32_t)t_rng_below(rng, 6);
+    r->o.threads = (uint32_t)(1 + t_rng_below(rng, t_rng_chance(rng, 8) ? 64 : 4));
+    r->o.chunk_bytes = 1 + t_rng_below(rng, 2 * r->item_max) / (t_rng_chance(rng, 2) ? 1 : 7);
+    if (r->o.chunk_bytes < r->item_max / 50)
+        r->o.chunk_bytes = r->item_max / 50;
+}
+
+T_TEST(pull_wildly)
+{
+    T_FOR_SEEDS (seed, 300) {
+        t_rng rng = t_rng_make(seed);
+        side_device *dev = rig_device(seed % 3 == 0 ? "copy_engines=1" : "", seed);
+        struct puller u = {.count = 0};
+
+        rig_small_pool();
+        if (t_rng_chance(&rng, 5))
+            setenv("SIDESTREAM_DISABLE", "1", 1);
+        else
+            unsetenv("SIDESTREAM_DISABLE");
+        puller_options(&u.r, &rng);
+        rig_build(&u.r, dev, &rng);
+        for (int i = 0; i < 3; i++)
+            T_OK(side_stream_create(dev, &u.s[i]));
+        T_OK(side_pipeline_create(dev, &u.r.o, &u.p));
+        for (int pass = 0; pass < 3; pass++) {
+            uint64_t stop = t_rng_chance(&rng, 2) ? UINT64_MAX : t_rng_below(&rng, u.r.n + 2);
+            rig_reset(&u.r);
+            puller_pass(&u, &rng, stop);
+            T_OK(side_pipeline_rewind(u.p));
+            RIG_IS_RIGHT(&u.r, stop < u.r.n ? stop : u.r.n);
+        }
+        rig_reset(&u.r);
+        if (t_rng_chance(&rng, 2))
+            T_OK(side_pipeline_run(u.p, NULL));
+        else
+            puller_pass(&u, &rng, t_rng_below(&rng, u.r.n + 2));
+        T_OK(side_pipeline_destroy(u.p));
+        for (int i = 0; i < 3; i++)
+            side_stream_destroy(u.s[i]);
+        rig_finish(&u.r);
+        rig_close(dev);
+    }
+}
+
 T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_under_a_copy),
        T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads), T(streams_of_another_device),
        T(pool_and_log_of_another_device), T(blocks_whose_sum_overflows), T(file_ranges_past_the_end_of_files),
        T(times_that_are_none), T(no_result_needs_no_block), T(options_of_an_absurd_size),
-       T(fork_while_another_thread_logs), T(log_keeps_the_cause))
+       T(fork_while_another_thread_logs), T(log_keeps_the_cause), T_LONG(pull_wildly, 120))
