@@ -3,10 +3,12 @@
  * Calls in the wrong place, at the wrong moment, with the wrong things: what they leave behind, and what they must refuse. */
 #include "pipe_help.h"
 
+#include "error.h"
 #include "fence.h"
 #include "os.h"
 #include "slots.h"
 
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <sys/wait.h>
@@ -432,6 +434,102 @@ T_TEST(log_keeps_the_cause)
     rig_close(dev);
 }
 
+/* ---------------------------------------------------------------- a device that has only errors for an answer */
+
+static atomic_long good_answers;
+
+static side_status answer(void)
+{
+    if (atomic_fetch_sub(&good_answers, 1) > 0)
+        return SIDE_OK;
+    return error_set(SIDE_DEVICE_ERROR, "answer", "no answer");
+}
+
+static side_status answer_record(dev_event *event, dev_stream *stream)
+{
+    side_status s = answer();
+    return s == SIDE_OK ? sim_device_ops.event_record(event, stream) : s;
+}
+
+static side_status answer_query(dev_event *event)
+{
+    side_status s = answer();
+    return s == SIDE_OK ? sim_device_ops.event_query(event) : s;
+}
+
+static side_status answer_wait(dev_event *event, uint64_t timeout_ns)
+{
+    side_status s = answer();
+    return s == SIDE_OK ? sim_device_ops.event_wait(event, timeout_ns) : s;
+}
+
+static side_status answer_stream_query(dev_stream *stream)
+{
+    side_status s = answer();
+    return s == SIDE_OK ? sim_device_ops.stream_query(stream) : s;
+}
+
+/* What is kept is no leak as long as somebody points to it. */
+static struct unanswered {
+    struct rig rig;
+    side_pipeline *p;
+    struct unanswered *next;
+} * unanswered;
+
+/* Work is queued that nobody can ask about: whatever fails, no memory is freed under it. False: nothing failed. */
+static bool answers_end_after(long n, enum rig_source source, enum rig_sink sink)
+{
+    static struct side_device_ops ops;
+    struct unanswered *u = calloc(1, sizeof(*u));
+    side_device *dev = rig_device("", (uint64_t)n);
+    t_rng rng = t_rng_make(1);
+
+    u->next = unanswered;
+    unanswered = u;
+    ops = sim_device_ops;
+    ops.event_record = answer_record;
+    ops.event_query = answer_query;
+    ops.event_wait = answer_wait;
+    ops.stream_query = answer_stream_query;
+    atomic_store(&good_answers, LONG_MAX);
+    dev->ops = &ops;
+    rig_init(&u->rig);
+    u->rig.source = source;
+    u->rig.sink = sink;
+    u->rig.n = 5;
+    u->rig.item_max = 700;
+    u->rig.result_max = 300;
+    u->rig.o.timeout_s = 0.01;
+    u->rig.o.threads = 2;
+    rig_build(&u->rig, dev, &rng);
+    T_OK(side_pipeline_create(dev, &u->rig.o, &u->p));
+    atomic_store(&good_answers, n);
+    side_status status = side_pipeline_run(u->p, NULL);
+    if (status != SIDE_OK)
+        T_STATUS(side_pipeline_destroy(u->p), status == SIDE_STUCK ? SIDE_STUCK : SIDE_OK);
+    assert_int_equal(sim_violations(dev->context), 0);
+    if (status == SIDE_OK) {
+        atomic_store(&good_answers, LONG_MAX);
+        T_OK(side_pipeline_destroy(u->p));
+        rig_finish(&u->rig);
+        rig_close(dev);
+        unanswered = u->next;
+        free(u);
+    }
+    return status != SIDE_OK;
+}
+
+T_TEST(device_that_only_fails)
+{
+    static const enum rig_source sources[] = {FROM_PINNED, FROM_CALLBACK, FROM_PAGEABLE};
+    static const enum rig_sink sinks[] = {TO_PINNED, TO_NONE, TO_PAGEABLE};
+
+    rig_small_pool();
+    for (int i = 0; i < 3; i++)
+        for (long n = 0; t_seed_note((uint64_t)n) && answers_end_after(n, sources[i], sinks[i]); n++)
+            ;
+}
+
 /* ---------------------------------------------------------------- pulling, as wildly as is allowed */
 
 struct puller {
@@ -533,4 +631,5 @@ T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_und
        T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads), T(streams_of_another_device),
        T(pool_and_log_of_another_device), T(blocks_whose_sum_overflows), T(file_ranges_past_the_end_of_files),
        T(times_that_are_none), T(no_result_needs_no_block), T(options_of_an_absurd_size),
-       T(fork_while_another_thread_logs), T(log_keeps_the_cause), T_LONG(pull_wildly, 120))
+       T(fork_while_another_thread_logs), T(log_keeps_the_cause), T_LONG(pull_wildly, 120),
+       T_LONG(device_that_only_fails, 60))
