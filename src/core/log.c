@@ -60,7 +60,7 @@ static side_status anchor_renew(side_log *g, uint64_t now)
     side_status s;
 
     if (g->anchor_count > 0 &&
-        (now - g->anchors[g->anchor_count - 1].host_ns < ANCHOR_NS || g->anchor_count >= MAX_ANCHORS))
+        (now < g->anchors[g->anchor_count - 1].host_ns + ANCHOR_NS || g->anchor_count >= MAX_ANCHORS))
         return SIDE_OK;
     if (g->anchor_count == g->anchor_capacity) {
         uint32_t n = g->anchor_capacity != 0 ? 2 * g->anchor_capacity : 16;
@@ -225,7 +225,8 @@ static uint32_t span_begin(side_log *g, side_stream *stream, side_lane lane, con
     i = (uint32_t)g->count++;
     r = &g->records[i];
     *r = (struct record){.begin = e, .anchor = g->anchor_count - 1};
-    r->span.queued_ns = now - g->origin_ns;
+    /* `now` may be of before a clear, or of a thread whose clock is behind. */
+    r->span.queued_ns = now > g->origin_ns ? now - g->origin_ns : 0;
     r->span.bytes = bytes;
     r->span.item = item;
     r->span.lane = lane;

@@ -627,9 +627,48 @@ T_TEST(pull_wildly)
     }
 }
 
+/* ---------------------------------------------------------------- a thread whose clock is behind the log's */
+
+struct logger {
+    side_log *log;
+    side_stream *s;
+};
+
+static void *log_one(void *logger)
+{
+    struct logger *l = logger;
+    uint32_t span;
+
+    T_OK(side_log_begin(l->log, l->s, SIDE_LANE_COMPUTE, "late", 0, 0, &span));
+    T_OK(side_log_end(l->log, l->s, span));
+    return NULL;
+}
+
+T_TEST(log_of_a_thread_that_is_behind)
+{
+    side_device *dev = rig_device("", 1);
+    struct logger l;
+    side_span span;
+    size_t count = 1;
+    pthread_t thread;
+
+    T_OK(side_stream_create(dev, &l.s));
+    T_OK(rig_op(l.s, NULL, NULL, 0, 3000000));
+    T_OK(side_stream_sync(l.s, 0)); /* 3 ms have passed for this thread; none for the other */
+    T_OK(side_log_create(dev, 0, &l.log));
+    T_OK(os_thread_create(&thread, "log", log_one, &l));
+    pthread_join(thread, NULL);
+    T_OK(side_log_spans(l.log, &span, &count));
+    assert_int_equal(count, 1);
+    assert_int_equal(span.queued_ns, 0);
+    side_log_destroy(l.log);
+    side_stream_destroy(l.s);
+    rig_close(dev);
+}
+
 T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_under_a_copy),
        T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads), T(streams_of_another_device),
        T(pool_and_log_of_another_device), T(blocks_whose_sum_overflows), T(file_ranges_past_the_end_of_files),
        T(times_that_are_none), T(no_result_needs_no_block), T(options_of_an_absurd_size),
        T(fork_while_another_thread_logs), T(log_keeps_the_cause), T_LONG(pull_wildly, 120),
-       T_LONG(device_that_only_fails, 60))
+       T_LONG(device_that_only_fails, 60), T(log_of_a_thread_that_is_behind))
