@@ -369,6 +369,7 @@ side_status side_pipeline_create(side_device *device, const side_pipeline_option
     side_pipeline_options o = SIDE_PIPELINE_OPTIONS_INIT;
     side_status r = device_check(device, WHERE);
     side_pipeline *p;
+    side_error kept;
 
     if (r == SIDE_OK && (pipeline == NULL || options == NULL))
         r = error_set(SIDE_INVALID, WHERE, "options or pipeline is NULL");
@@ -385,6 +386,7 @@ side_status side_pipeline_create(side_device *device, const side_pipeline_option
     p = mem_zalloc(1, sizeof(*p));
     if (p == NULL)
         return SIDE_NO_MEMORY;
+    error_copy(&kept);
     p->device = device;
     p->fork_generation = os_fork_generation();
     p->options = o;
@@ -403,9 +405,12 @@ side_status side_pipeline_create(side_device *device, const side_pipeline_option
     if (r == SIDE_OK)
         r = threads_create(p);
     if (r != SIDE_OK) {
+        error_copy(&kept);
         pipeline_free(p);
+        error_restore(&kept);
         return r;
     }
+    error_restore(&kept); /* sizes that were tried in vain are not the caller's error */
     describe(p);
     *pipeline = p;
     return SIDE_OK;

@@ -238,12 +238,16 @@ static side_status compute(side_pipeline *p, side_stream *stream, side_item *ite
 {
     struct log_ranges ranges = {item->data, item->result, item->bytes, item->result_bytes};
     uint32_t span = log_begin(p->options.log, stream, SIDE_LANE_COMPUTE, "compute", item->number, item->bytes, &ranges);
+    side_error kept;
+
+    error_copy(&kept);
     error_clear();
     int rc = p->options.compute(p->options.compute_user, stream, item);
-
     log_end(p->options.log, stream, span);
     if (rc != 0)
         return pipeline_callback_failed("compute", item->number, rc);
+    if (side_last_error()->status == SIDE_OK) /* nothing failed in the callback */
+        error_restore(&kept);
     return SIDE_OK;
 }
 

@@ -434,6 +434,25 @@ T_TEST(log_keeps_the_cause)
     rig_close(dev);
 }
 
+/* The cause of the last call that failed is there until the next one fails: what succeeds, by whatever detours, leaves it alone. */
+T_TEST(success_keeps_the_cause)
+{
+    side_pipeline_options o = one_item_options();
+    side_device *dev = rig_device("memory=5K", 1);
+    side_pipeline_stats stats;
+    side_pipeline *p;
+
+    o.depth = 8;
+    T_STATUS(side_event_record(NULL, NULL), SIDE_INVALID);
+    const side_error before = *side_last_error();
+    T_OK(side_pipeline_create(dev, &o, &p));
+    T_OK(side_pipeline_run(p, &stats));
+    assert_true(stats.depth < 8);
+    T_OK(side_pipeline_destroy(p));
+    assert_memory_equal(&before, side_last_error(), sizeof(before));
+    rig_close(dev);
+}
+
 /* ---------------------------------------------------------------- a device that has only errors for an answer */
 
 static atomic_long good_answers;
@@ -671,4 +690,4 @@ T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_und
        T(pool_and_log_of_another_device), T(blocks_whose_sum_overflows), T(file_ranges_past_the_end_of_files),
        T(times_that_are_none), T(no_result_needs_no_block), T(options_of_an_absurd_size),
        T(fork_while_another_thread_logs), T(log_keeps_the_cause), T_LONG(pull_wildly, 120),
-       T_LONG(device_that_only_fails, 60), T(log_of_a_thread_that_is_behind))
+       T_LONG(device_that_only_fails, 60), T(log_of_a_thread_that_is_behind), T(success_keeps_the_cause))
