@@ -12,8 +12,12 @@
 
 enum { PLACES = 4 };
 
+/* Draining may take as long as what is queued. \r and erase: over ^C and a progress bar. */
+#define STOPPING "\r\033[Ksidestream: finishing what is in flight; Ctrl-C again leaves at once\n"
+
 /* All that the handler touches is atomic: it may run on a thread of the driver's. */
 static atomic_int came, handling;
+static bool watching; /* somebody is: set before the handler is there */
 static _Atomic(side_pipeline *) watched;
 static struct {
     atomic_bool used;
@@ -33,6 +37,9 @@ static void handle(int number)
                 unlink(doomed[i].path);
         _exit(EXIT_INTERRUPTED);
     }
+    if (watching && write(STDERR_FILENO, STOPPING, sizeof(STOPPING) - 1) < 0) {
+        /* nobody to tell */
+    }
     pipeline = atomic_load(&watched);
     if (pipeline != NULL)
         side_pipeline_cancel(pipeline);
@@ -44,6 +51,7 @@ void signals_install(void)
 {
     struct sigaction action;
 
+    watching = isatty(STDERR_FILENO);
     memset(&action, 0, sizeof(action));
     sigemptyset(&action.sa_mask);
     action.sa_handler = handle;
