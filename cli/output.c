@@ -18,7 +18,8 @@ static int refuse(const char *name, const char *what)
     return EXIT_FAILED;
 }
 
-static int open_temporary(struct output *o)
+/* mode: that of the file to be replaced; 0: there is none. */
+static int open_temporary(struct output *o, mode_t mode)
 {
     static const char letters[] = "0123456789abcdefghijklmnopqrstuv";
 
@@ -32,9 +33,12 @@ static int open_temporary(struct output *o)
             suffix[i] = letters[random[i] % 32];
         snprintf(o->temporary, sizeof(o->temporary), "%s.sidestream-%s", o->final, suffix);
         o->place = signals_unlink_add(o->temporary); /* before it is there, so that no signal can fall between */
-        o->fd = open(o->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (o->fd >= 0)
+        o->fd = open(o->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode != 0 ? 0600 : 0666);
+        if (o->fd >= 0) {
+            if (mode != 0 && fchmod(o->fd, mode) != 0)
+                say("warning: output '%s' loses its permissions: %s", o->name, strerror(errno));
             return EXIT_DONE;
+        }
         signals_unlink_drop(o->place);
         o->place = -1;
         if (errno != EEXIST)
@@ -46,6 +50,7 @@ static int open_temporary(struct output *o)
 int output_open(struct output *o, const char *name, const struct stat *input)
 {
     struct stat there;
+    mode_t mode = 0;
 
     o->fd = o->place = -1;
     o->direct = false;
@@ -64,6 +69,7 @@ int output_open(struct output *o, const char *name, const struct stat *input)
         if (!S_ISREG(there.st_mode) && !S_ISCHR(there.st_mode))
             return refuse(name, "is not a regular file");
         o->direct = S_ISCHR(there.st_mode);
+        mode = there.st_mode & 0777;
         if (!o->direct && access(name, W_OK) != 0)
             return refuse(name, "exists and is write-protected");
         if (!o->direct && realpath(name, o->final) == NULL)
@@ -71,7 +77,7 @@ int output_open(struct output *o, const char *name, const struct stat *input)
     }
     if (o->direct)
         o->fd = open(name, O_RDWR | O_CLOEXEC);
-    else if (open_temporary(o) == EXIT_DONE)
+    else if (open_temporary(o, mode) == EXIT_DONE)
         return EXIT_DONE;
     if (o->fd < 0) {
         say("cannot write output '%s': %s", name, strerror(errno));

@@ -33,6 +33,9 @@ done
 # Output files.
 (umask 027 && "$SIDESTREAM" run cast:f32:bf16 in mode -d sim 2>/dev/null)
 if [ "$(stat -c %a mode)" = 640 ]; then ok mode-by-umask; else fail mode-by-umask "mode $(stat -c %a mode)"; fi
+chmod 604 mode
+"$SIDESTREAM" run cast:f32:bf16 in mode -d sim 2>/dev/null
+if [ "$(stat -c %a mode)" = 604 ]; then ok mode-kept; else fail mode-kept "mode $(stat -c %a mode)"; fi
 echo old >target
 ln -s target link
 t through-link 0 '' '*' run cast:f32:bf16 in link -d sim
