@@ -39,9 +39,12 @@ int open_device(const struct common *common, side_device **device)
     const char *spec = common->device != NULL ? common->device : "auto";
     side_status status = side_device_open(spec, device);
 
-    if (status != SIDE_OK)
-        return say_status(status, "cannot open device '%s'", spec);
-    return EXIT_DONE;
+    if (status == SIDE_OK)
+        return EXIT_DONE;
+    (void)say_status(status, "cannot open device '%s'", spec);
+    if (status == SIDE_NO_DEVICE || status == SIDE_DRIVER_TOO_OLD)
+        say("'sidestream devices' lists what there is; --device=sim needs no GPU");
+    return exit_for(status);
 }
 
 int finish_stdout(void)
