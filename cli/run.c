@@ -250,7 +250,7 @@ int command_run(int argc, char **argv)
         "\n"
         "OP is one of\n"
         "  checksum      XXH3 (64 bits) of INPUT, printed as xxhsum -H3 does\n"
-        "  cast:FROM:TO  numbers from one format to another: f32, f16, bf16; needs OUTPUT\n"
+        "  cast:FROM:TO  f32, f16 or bf16 to another of these; needs OUTPUT\n"
         "\v"
         "OUTPUT appears under its name when it is whole, or not at all. Sizes take a unit: 4096B, 64K, 8M or 8MiB, "
         "1.5G.\n\n" EXIT_HELP,
