@@ -158,8 +158,9 @@ int main(int argc, char **argv)
     printf("%-16s %8s  %-14s %12s\n", "", "pin", "(range)", "unpin");
     row("side_pool", gib, &pool);
     row("cuMemHostAlloc", gib, &peer);
-    printf("\n{\"bench\": \"pin\", \"device\": \"%s\", \"bytes\": %zu, \"rounds\": %d, \"simulated\": false, \"pool_gib_s\": %.2f, "
-           "\"driver_gib_s\": %.2f, \"ratio\": %.2f, \"pool_unpin_gib_s\": %.2f, \"driver_unpin_gib_s\": %.2f, "
+    printf("\n{\"bench\": \"pin\", \"device\": \"%s\", \"bytes\": %zu, \"rounds\": %d, \"simulated\": false, "
+           "\"pool_gib_s\": %.2f, \"driver_gib_s\": %.2f, \"ratio\": %.2f, \"pool_unpin_gib_s\": %.2f, "
+           "\"driver_unpin_gib_s\": %.2f, "
            "\"huge_pages\": %s, \"registered\": %s}\n",
            props.name, bytes, ROUNDS, gib / median(pool.pin_s), gib / median(peer.pin_s),
            median(peer.pin_s) / median(pool.pin_s), gib / median(pool.unpin_s), gib / median(peer.unpin_s),

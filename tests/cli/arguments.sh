@@ -30,7 +30,7 @@ t demo-argument 2 '' "*'extra' is too much*" demo extra
 t devices-argument 2 '' "*'extra' is too much*" devices extra
 
 count depth 64 run checksum in
-count threads 256 run checksum in
+count threads 64 run checksum in
 chunk() { t "chunk=$1" 2 '' "*--chunk: '*'*$2*" run checksum in "--chunk=$1"; }
 chunk 8 'has no unit; write 8B, 8K or 8M'
 chunk 8X 'no unit that is known'
