@@ -35,6 +35,7 @@
  *            struct from a newer header is taken if the tail is zero, else SIDE_UNSUPPORTED.
  *   Silence  The library prints nothing. side_log_callback tells what was chosen and why.
  *   Units    Bytes are size_t, times are seconds (double, _s) or nanoseconds (uint64_t, _ns), GB/s is 1e9 bytes/s.
+ *            A time-out below zero is SIDE_INVALID, not "for ever": it may be a deadline that has passed.
  *
  * Environment
  *   SIDESTREAM_DEVICE     the device that "auto" opens

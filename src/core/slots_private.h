@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The inside of slots, shared by its files:
- *   slots.c        create and destroy, acquire and publish, take and release: the state machine
+ *   slots.c        acquire and publish, take and release: the state machine
+ *   slots_make.c   create, drain, destroy
  *   slots_table.c  free list, recency list, key table
  *   slots_ticket.c waiting for a generation from outside; invariants
  *
