@@ -685,9 +685,70 @@ T_TEST(log_of_a_thread_that_is_behind)
     rig_close(dev);
 }
 
+/* ---------------------------------------------------------------- everything at once */
+
+struct canceller {
+    side_pipeline *p;
+    uint64_t after_ns;
+};
+
+static void *cancels(void *canceller)
+{
+    struct canceller *c = canceller;
+    os_sleep_ns(c->after_ns);
+    side_pipeline_cancel(c->p);
+    return NULL;
+}
+
+static uint64_t some_item(t_rng *rng, const struct rig *r)
+{
+    return t_rng_chance(rng, 2) ? RIG_NEVER : t_rng_below(rng, r->n + 1);
+}
+
+/* Callbacks of all stages that fail, a device call that fails, a cancel, in any combination: the run ends, and the caller's memory is free at once. */
+T_TEST(everything_fails_at_once)
+{
+    T_FOR_SEEDS (seed, 400) {
+        t_rng rng = t_rng_make(seed);
+        side_device *dev = rig_device("", seed);
+        struct canceller c = {.after_ns = t_rng_below(&rng, 3000000)};
+        bool cancel = t_rng_chance(&rng, 3);
+        pthread_t thread;
+        struct rig r;
+
+        rig_small_pool();
+        puller_options(&r, &rng);
+        r.o.streams = (uint32_t)(1 + t_rng_below(&rng, t_rng_chance(&rng, 3) ? 16 : 2));
+        rig_build(&r, dev, &rng);
+        r.source_stop = some_item(&rng, &r);
+        r.compute_stop = some_item(&rng, &r);
+        r.sink_stop = some_item(&rng, &r);
+        T_OK(side_pipeline_create(dev, &r.o, &c.p));
+        if (t_rng_chance(&rng, 2))
+            sim_fail_at(dev->context, 1 + t_rng_below(&rng, 400), SIDE_DEVICE_ERROR);
+        if (cancel)
+            T_OK(os_thread_create(&thread, "cancel", cancels, &c));
+        rig_reset(&r);
+        side_status status = side_pipeline_run(c.p, NULL);
+        sim_fault_clear(dev->context);
+        if (status == SIDE_OK)
+            RIG_IS_RIGHT(&r, r.n);
+        else if (status != SIDE_CALLBACK && status != SIDE_DEVICE_ERROR && status != SIDE_CANCELLED)
+            T_FAIL("%s: %s", side_status_name(status), side_last_error()->message);
+        if (status != SIDE_OK)
+            assert_int_equal(side_last_error()->status, status);
+        if (cancel)
+            pthread_join(thread, NULL);
+        T_OK(side_pipeline_destroy(c.p));
+        rig_finish(&r);
+        rig_close(dev);
+    }
+}
+
 T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_under_a_copy),
        T(poison_does_not_free_under_a_copy), T(drain_beside_other_threads), T(streams_of_another_device),
        T(pool_and_log_of_another_device), T(blocks_whose_sum_overflows), T(file_ranges_past_the_end_of_files),
        T(times_that_are_none), T(no_result_needs_no_block), T(options_of_an_absurd_size),
        T(fork_while_another_thread_logs), T(log_keeps_the_cause), T_LONG(pull_wildly, 120),
-       T_LONG(device_that_only_fails, 60), T(log_of_a_thread_that_is_behind), T(success_keeps_the_cause))
+       T_LONG(device_that_only_fails, 60), T(log_of_a_thread_that_is_behind), T(success_keeps_the_cause),
+       T_LONG(everything_fails_at_once, 120))
