@@ -178,7 +178,7 @@ SIDE_API side_status side_pipeline_done(side_pipeline *pipeline, side_item *item
 SIDE_API side_status side_pipeline_rewind(side_pipeline *pipeline);
 SIDE_API side_status side_pipeline_get_stats(side_pipeline *pipeline, side_pipeline_stats *stats);
 
-/* From any thread, also a signal handler: the run, or the pulling loop, ends with SIDE_CANCELLED once drained. */
+/* From any thread, also a signal handler: the run, or the pulling loop, ends with SIDE_CANCELLED once the callbacks under way have returned and all is drained. */
 SIDE_API void side_pipeline_cancel(side_pipeline *pipeline);
 /* Drains and frees. What the caller has queued on pulled items that are not done must have finished before. SIDE_STUCK: the device did not finish;
  * memory and object are kept. */

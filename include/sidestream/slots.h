@@ -90,7 +90,7 @@ SIDE_API side_status side_slots_abandon(side_slots *slots, const side_slot *slot
  * `reader` wait for the slot's filled event alone (R2, R3). Several streams may take the same item. */
 SIDE_API side_status side_slots_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot);
 SIDE_API side_status side_slots_try_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot);
-/* Reading ends with what is queued on `reader` so far (NULL: now). */
+/* Reading ends with what is queued on `reader` so far (NULL: now): the stream that took the slot, or one that is ordered after it. */
 SIDE_API side_status side_slots_release(side_slots *slots, const side_slot *slot, side_stream *reader);
 /* LIST and TABLE: the holder is done with the slot; it may be rewritten once its readers drained. SIDE_STATE while reads are open. */
 SIDE_API side_status side_slots_give_back(side_slots *slots, const side_slot *slot);

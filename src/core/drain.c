@@ -223,8 +223,8 @@ side_status drain_create(side_pipeline *p)
     if (whole)
         p->drain_threads = 1;
     r = pipeline_staging(p, p->drain_threads, o->result_bytes, whole,
-                         p->feed.host_in != NULL ? o->pinned_bytes / 2 : o->pinned_bytes, SITE_HOST_OUT, &d->host_out,
-                         &got, &d->chunk_bytes);
+                         p->feed.host_in != NULL ? (o->pinned_bytes + 1) / 2 : o->pinned_bytes, SITE_HOST_OUT,
+                         &d->host_out, &got, &d->chunk_bytes);
     if (r != SIDE_OK)
         return r;
     d->meta = mem_zalloc(got, sizeof(*d->meta));

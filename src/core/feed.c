@@ -467,7 +467,8 @@ static side_status staged_create(side_pipeline *p)
     struct feed *f = &p->feed;
     const side_pipeline_options *o = &p->options;
     bool whole = o->source.kind == SIDE_END_CALLBACK;
-    size_t limit = o->pinned_bytes != 0 && o->sink.kind != SIDE_END_NONE ? o->pinned_bytes / 2 : o->pinned_bytes;
+    size_t limit = o->pinned_bytes != 0 && o->sink.kind != SIDE_END_NONE ? (o->pinned_bytes + 1) / 2
+                                                                         : o->pinned_bytes; /* 0 is no limit */
     uint32_t got = 0;
     side_status r;
 

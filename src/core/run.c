@@ -286,8 +286,11 @@ side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stat
         r = error_set(SIDE_STATE, "side_pipeline_run", "a pulling loop is under way; rewind first");
     if (r == SIDE_OK)
         r = pass_begin(p);
-    if (r != SIDE_OK)
+    if (r != SIDE_OK) {
+        if (stats != NULL && p != NULL)
+            *stats = p->stats;
         return r;
+    }
     for (;;) {
         side_stream *stream = p->compute[p->next_item % p->stream_count];
         r = item_begin(p, stream, &item);

@@ -357,6 +357,38 @@ T_TEST(options_of_an_absurd_size)
     rig_close(dev);
 }
 
+/* One byte for two ends leaves none for either; none must not mean "no limit". */
+T_TEST(smallest_limit_of_pinned_bytes)
+{
+    static unsigned char out[sizeof(one_item)];
+    const side_block result = {out, sizeof(out)};
+    side_pipeline_options o = one_item_options();
+    side_device *dev = rig_device("", 1);
+    side_pipeline *p;
+
+    o.result_bytes = sizeof(out);
+    o.sink = side_sink_blocks(&result, 1);
+    for (o.pinned_bytes = 1; o.pinned_bytes < 4; o.pinned_bytes++)
+        T_STATUS(side_pipeline_create(dev, &o, &p), SIDE_OVER_BUDGET);
+    rig_close(dev);
+}
+
+/* Also of a run that an earlier failure refuses. */
+T_TEST(stats_of_a_run_that_is_refused)
+{
+    side_pipeline_options o = one_item_options();
+    side_device *dev = rig_device("", 1);
+    side_pipeline_stats stats = {.depth = 77};
+    side_pipeline *p;
+
+    T_OK(side_pipeline_create(dev, &o, &p));
+    side_pipeline_cancel(p);
+    T_STATUS(side_pipeline_run(p, &stats), SIDE_CANCELLED);
+    assert_int_equal(stats.depth, 3);
+    T_OK(side_pipeline_destroy(p));
+    rig_close(dev);
+}
+
 /* ---------------------------------------------------------------- fork */
 
 static atomic_bool enough;
@@ -751,4 +783,4 @@ T_MAIN(T(try_take_in_vain_keeps_the_order_of_writers), T(slots_are_not_freed_und
        T(times_that_are_none), T(no_result_needs_no_block), T(options_of_an_absurd_size),
        T(fork_while_another_thread_logs), T(log_keeps_the_cause), T_LONG(pull_wildly, 120),
        T_LONG(device_that_only_fails, 60), T(log_of_a_thread_that_is_behind), T(success_keeps_the_cause),
-       T_LONG(everything_fails_at_once, 120))
+       T_LONG(everything_fails_at_once, 120), T(smallest_limit_of_pinned_bytes), T(stats_of_a_run_that_is_refused))
