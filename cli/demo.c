@@ -147,6 +147,8 @@ static int open_outputs(struct demo *d)
         code = output_open(&d->svg, d->args.svg, NULL);
     if (code == EXIT_DONE && d->args.trace != NULL)
         code = output_open(&d->trace, d->args.trace, NULL);
+    if (code == EXIT_DONE)
+        code = output_apart(&d->svg, &d->trace);
     return code;
 }
 

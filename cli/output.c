@@ -86,6 +86,14 @@ int output_open(struct output *o, const char *name, const struct stat *input)
     return EXIT_DONE;
 }
 
+int output_apart(const struct output *a, const struct output *b)
+{
+    if (a->place < 0 || b->place < 0 || strcmp(a->final, b->final) != 0)
+        return EXIT_DONE;
+    refuse(b->name, "is named for two things; give each a name of its own");
+    return EXIT_USAGE;
+}
+
 int output_commit(struct output *o)
 {
     int failed = 0;

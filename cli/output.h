@@ -23,6 +23,8 @@ struct output {
 
 /* input: must not be the same file; NULL: none. Returns an exit code, having said what is wrong. */
 int output_open(struct output *output, const char *name, const struct stat *input);
+/* Refuses two outputs under one name: the second would replace the first. Ones that are not open are fine. Returns an exit code. */
+int output_apart(const struct output *a, const struct output *b);
 /* Returns an exit code; on failure nothing is left behind. */
 int output_commit(struct output *output);
 /* Takes the unfinished file away. Fine on one that is not open. */

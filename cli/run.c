@@ -109,6 +109,12 @@ static int open_outputs(struct run *r)
         code = output_open(&r->svg, r->args.svg, &r->stat);
     if (code == EXIT_DONE && r->args.trace != NULL)
         code = output_open(&r->trace, r->args.trace, &r->stat);
+    if (code == EXIT_DONE)
+        code = output_apart(&r->output, &r->svg);
+    if (code == EXIT_DONE)
+        code = output_apart(&r->output, &r->trace);
+    if (code == EXIT_DONE)
+        code = output_apart(&r->svg, &r->trace);
     return code;
 }
 

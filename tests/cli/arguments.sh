@@ -26,6 +26,7 @@ list streams 16
 t math 2 '' "*--math: 'fp64' is not fp32, tf32 or bf16*" demo --math=fp64
 t demo-svg 2 '' '*--svg: the name is empty*' demo --svg=
 t demo-trace 2 '' '*--trace: the name is empty*' demo --trace=
+t demo-one-name 2 '' "sidestream: output 'o' is named for two things; *" demo -d sim --dim=64 --svg=o --trace=o
 t demo-argument 2 '' "*'extra' is too much*" demo extra
 t devices-argument 2 '' "*'extra' is too much*" devices extra
 
