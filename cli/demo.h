@@ -75,6 +75,7 @@ struct demo {
     size_t error_count;
     int code;            /* that they lead to */
     uint64_t steps_done; /* of the progress bar */
+    bool disabled;       /* by SIDESTREAM_DISABLE */
 };
 
 /* ---- memory: exit codes, having said what is wrong */

@@ -188,6 +188,7 @@ static side_status keep_spans(struct demo_row *row, side_log *log)
 static side_status run_logged(struct demo *d, struct demo_row *row, side_log *log, bool first, double *seconds)
 {
     side_pipeline *pipeline = NULL;
+    side_pipeline_stats stats;
     side_status status = side_log_clear(log);
 
     if (status == SIDE_OK && row->depth > 0)
@@ -197,6 +198,8 @@ static side_status run_logged(struct demo *d, struct demo_row *row, side_log *lo
     d->log = log;
     status = run_once(d, row, pipeline, first, seconds);
     d->log = NULL;
+    if (status == SIDE_OK && pipeline != NULL && (status = side_pipeline_get_stats(pipeline, &stats)) == SIDE_OK)
+        d->disabled = stats.disabled;
     if (status == SIDE_OK)
         status = keep_spans(row, log);
     if (status == SIDE_OK && side_log_dropped(log) > 0)

@@ -185,6 +185,14 @@ static side_status take_device(struct demo *d)
     return status == SIDE_OK ? demo_sync(d) : status;
 }
 
+static int memory_failed(const struct demo *d, side_status status, const char *which)
+{
+    bool lower = exit_for(status) == EXIT_MEMORY; /* less would not help a device that is lost */
+
+    return say_status(status, "%s memory for %llu items%s", which, (unsigned long long)d->args.items,
+                      lower ? " (lower --items or --dim)" : "");
+}
+
 int demo_memory_take(struct demo *d)
 {
     int code = check_memory(d);
@@ -196,12 +204,10 @@ int demo_memory_take(struct demo *d)
     if (status == SIDE_OK)
         status = take_host(d);
     if (status != SIDE_OK)
-        return say_status(status, "host memory for %llu items (lower --items or --dim)",
-                          (unsigned long long)d->args.items);
+        return memory_failed(d, status, "host");
     status = take_device(d);
     if (status != SIDE_OK)
-        return say_status(status, "device memory for %llu items (lower --items or --dim)",
-                          (unsigned long long)d->args.items);
+        return memory_failed(d, status, "device");
     return EXIT_DONE;
 }
 

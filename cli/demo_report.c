@@ -35,6 +35,8 @@ static void print_head(const struct demo *d)
     if (d->props.simulated)
         printf("          simulated: times are of a model, not of hardware%s\n",
                a->dim == 1024 ? "; the problem is small because a CPU does the work" : "");
+    if (d->disabled)
+        puts("          SIDESTREAM_DISABLE is set: the sidestream rows are plain ordered copies");
     printf("problem   %llu x (%llu x %llu %s, %s) @ w%s\n", (unsigned long long)a->items, (unsigned long long)a->dim,
            (unsigned long long)a->dim, math_name(a->math), bytes_text(d->item_bytes, bytes),
            a->results ? ", results back to the host" : ", results stay on the device");

@@ -172,11 +172,14 @@ static void print_summary(const struct run *r, const char *bottleneck)
 
     if (s->items == 0)
         return;
-    fprintf(stderr, "%s in %.3f s, %.2f GB/s", bytes_text(r->bytes, bytes), s->time_s, gbps);
+    fprintf(stderr, "%s in %.3f %s, %.2f GB/s", bytes_text(r->bytes, bytes), s->time_s * (s->time_s < 0.1 ? 1e3 : 1),
+            s->time_s < 0.1 ? "ms" : "s", gbps);
     if (r->link_gbps > 0)
         fprintf(stderr, ", %.0f %% of the link (%.1f GB/s measured from pinned memory)", 100 * gbps / r->link_gbps,
                 r->link_gbps);
-    fprintf(stderr, "; bottleneck: %s%s\n", bottleneck, r->props.simulated ? " (simulated)" : "");
+    fprintf(stderr, "; bottleneck: %s%s%s\n", bottleneck,
+            s->disabled ? "; SIDESTREAM_DISABLE is set: nothing overlaps" : "",
+            r->props.simulated ? " (simulated)" : "");
 }
 
 int run_report(struct run *r)
