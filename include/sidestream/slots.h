@@ -86,7 +86,7 @@ SIDE_API side_status side_slots_publish(side_slots *slots, const side_slot *slot
  * queued on `writer` for it is waited for by the next writer. */
 SIDE_API side_status side_slots_abandon(side_slots *slots, const side_slot *slot, side_stream *writer);
 
-/* Begin to read. key: RING: item number; LIST: slot number; TABLE: key (SIDE_NOT_FOUND if absent). Blocks the host until published (R7), then makes
+/* Begin to read; waits for the item for ever (a thread that publishes it is the caller's). key: RING: item number; LIST: slot number; TABLE: key (SIDE_NOT_FOUND if absent). Blocks the host until published (R7), then makes
  * `reader` wait for the slot's filled event alone (R2, R3). Several streams may take the same item. */
 SIDE_API side_status side_slots_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot);
 SIDE_API side_status side_slots_try_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot);

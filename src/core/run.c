@@ -123,8 +123,20 @@ static bool drain_streams(side_pipeline *p, side_stream *pulled)
     return drained && slots_are_drained(p->in) && (p->out == NULL || slots_are_drained(p->out));
 }
 
-/* Ends the pass: waits for threads and device. On a failure drains (R5) and returns it, or SIDE_STUCK. */
-static side_status pass_end(side_pipeline *p, side_status r, side_stream *pulled)
+static void set_stats(side_pipeline *p)
+{
+    side_pipeline_stats *s = &p->stats;
+
+    s->items = p->done_items;
+    s->bytes_in = atomic_load(&p->bytes_in);
+    s->bytes_out = p->bytes_out;
+    s->time_s = (double)(now(p) - p->start_ns) * 1e-9;
+    s->stage_busy_s = (double)atomic_load(&p->fill_ns) * 1e-9;
+    s->drain_busy_s = (double)atomic_load(&p->drain_ns) * 1e-9;
+}
+
+/* Waits for threads and device. On a failure drains (R5) and returns it, or SIDE_STUCK. */
+static side_status pass_finish(side_pipeline *p, side_status r, side_stream *pulled)
 {
     side_error cause;
 
@@ -146,10 +158,19 @@ static side_status pass_end(side_pipeline *p, side_status r, side_stream *pulled
     if (!drain_streams(p, pulled)) {
         p->stuck = true;
         log_message(SIDE_LEVEL_WARN, "pipeline", "the device did not drain; its memory is kept");
-        return error_set(SIDE_STUCK, cause.where, "after %s the device did not drain within %g s; its memory is kept",
-                         cause.message, p->options.timeout_s);
+        return error_set(SIDE_STUCK, cause.where,
+                         "the device did not drain within %g s, its memory is kept; before that: %s",
+                         p->options.timeout_s, cause.message);
     }
     return error_restore(&cause);
+}
+
+/* Ends the pass, for good or for the failure r. */
+static side_status pass_end(side_pipeline *p, side_status r, side_stream *pulled)
+{
+    r = pass_finish(p, r, pulled);
+    set_stats(p);
+    return r;
 }
 
 side_status pipeline_abort(side_pipeline *p)
@@ -251,18 +272,6 @@ static side_status compute(side_pipeline *p, side_stream *stream, side_item *ite
     return SIDE_OK;
 }
 
-static void set_stats(side_pipeline *p)
-{
-    side_pipeline_stats *s = &p->stats;
-
-    s->items = p->done_items;
-    s->bytes_in = atomic_load(&p->bytes_in);
-    s->bytes_out = p->bytes_out;
-    s->time_s = (double)(now(p) - p->start_ns) * 1e-9;
-    s->stage_busy_s = (double)atomic_load(&p->fill_ns) * 1e-9;
-    s->drain_busy_s = (double)atomic_load(&p->drain_ns) * 1e-9;
-}
-
 static side_status usable(side_pipeline *p, const char *where)
 {
     side_status r = p != NULL ? os_fork_check(p->fork_generation, where)
@@ -304,7 +313,6 @@ side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stat
             p->options.progress(p->options.progress_user, p->done_items, atomic_load(&p->bytes_in), p->bytes_out);
     }
     r = pass_end(p, r == SIDE_END ? SIDE_OK : r, NULL);
-    set_stats(p);
     if (stats != NULL)
         *stats = p->stats;
     return r;
@@ -351,7 +359,6 @@ side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, sid
         r = pass_end(p, r, stream);
     } else if (p->held == 0) {
         r = pass_end(p, SIDE_OK, stream);
-        set_stats(p);
         r = r == SIDE_OK ? SIDE_END : r;
     }
     return r;
@@ -403,7 +410,6 @@ side_status side_pipeline_rewind(side_pipeline *pipeline)
         return error_set(SIDE_STATE, "side_pipeline_rewind", "%u items are not done", p->held);
     r = skip_rest(p);
     r = pass_end(p, r, NULL);
-    set_stats(p);
     return r;
 }
 

@@ -302,11 +302,14 @@ static side_status parse_key(const char *args, struct word w, struct sim_config 
                        "lost, or an error's name without SIDE_, such as device_error, no_device_memory");
     } else if (!parse_number(text, key->form, &value) || value < key->least || value > key->most) {
         static const char *const forms[] = {"", ", up to 3 decimals", ", K M G T behind it"};
-        uint64_t scale = key->form == RATE ? 1000 : 1;
         char what[48], accepted[96];
         snprintf(what, sizeof(what), "%s: bad number", key->name);
-        snprintf(accepted, sizeof(accepted), "%.10g to %.10g%s", (double)key->least / (double)scale,
-                 (double)key->most / (double)scale, forms[key->form]);
+        if (key->form == RATE) /* in thousandths */
+            snprintf(accepted, sizeof(accepted), "%.10g to %.10g%s", (double)key->least / 1000,
+                     (double)key->most / 1000, forms[key->form]);
+        else
+            snprintf(accepted, sizeof(accepted), "%llu to %llu%s", (unsigned long long)key->least,
+                     (unsigned long long)key->most, forms[key->form]);
         return bad(args, text, what, accepted);
     }
     memcpy((char *)config + key->offset, &value, sizeof(value));
