@@ -123,7 +123,7 @@ SIDE_API const side_error *side_last_error(void);
 
 typedef enum side_level { SIDE_LEVEL_WARN = 1, SIDE_LEVEL_INFO = 2, SIDE_LEVEL_DEBUG = 3 } side_level;
 
-/* Called from any thread of the library's, possibly several at once; must not call into the library.
+/* Called from any thread that is in the library, several at once; must not call into the library. Setting waits for callbacks that run.
  * fn NULL (the default) switches messages off. Messages above `most` are not formatted. */
 typedef void side_log_fn(void *user, side_level level, const char *component, const char *message);
 SIDE_API void side_log_callback(side_log_fn *fn, void *user, side_level most);

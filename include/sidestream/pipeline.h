@@ -168,7 +168,8 @@ SIDE_API side_status side_pipeline_create(side_device *device, const side_pipeli
  * item 0 again). On an error or cancel it drains first (R5), and every later call returns that error: make a new pipeline. stats may be NULL and are set also on failure. */
 SIDE_API side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stats);
 
-/* Pull: the next item, ready on `stream` (NULL is not allowed). SIDE_END after the last; SIDE_WOULD_DEADLOCK while item number - depth is held:
+/* Pull: the next item, ready on `stream` (NULL is not allowed). SIDE_END after the last; SIDE_WOULD_DEADLOCK while item number - depth is held
+ * (SIDE_END, if it is known that there is no such item):
  * slots go round, so the next item needs that one's. The loop goes on after it. After SIDE_END, or after side_pipeline_rewind, a new pass may start. (Where items are
  * still held at SIDE_END the pass ends once they are done, with another next or with rewind: results may be on their way until then.) */
 SIDE_API side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, side_item *item);

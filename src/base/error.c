@@ -11,11 +11,13 @@
 static _Thread_local side_error last_error = {.where = ""};
 
 static struct {
-    pthread_mutex_t mutex; /* guards the fields below; held while fn runs, so that a replaced callback is out of use on return */
+    /* Guards the fields below; held for reading while fn runs: threads do not wait for each other's callbacks (one that needs a lock of the caller's, an
+     * interpreter's say, would hang those that hold it), yet a replaced callback is out of use on return. */
+    pthread_rwlock_t lock;
     side_log_fn *fn;
     void *user;
     side_level most;
-} sink = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+} sink = {.lock = PTHREAD_RWLOCK_INITIALIZER};
 
 static const struct {
     side_status status;
@@ -107,16 +109,16 @@ side_status error_restore(const side_error *from)
 
 void side_log_callback(side_log_fn *fn, void *user, side_level most)
 {
-    pthread_mutex_lock(&sink.mutex);
+    pthread_rwlock_wrlock(&sink.lock);
     sink.fn = fn;
     sink.user = user;
     sink.most = most;
-    pthread_mutex_unlock(&sink.mutex);
+    pthread_rwlock_unlock(&sink.lock);
 }
 
 void error_in_child(void)
 {
-    pthread_mutex_init(&sink.mutex, NULL);
+    pthread_rwlock_init(&sink.lock, NULL);
 }
 
 void log_message(side_level level, const char *component, const char *format, ...)
@@ -124,14 +126,14 @@ void log_message(side_level level, const char *component, const char *format, ..
     char text[512];
     va_list args;
 
-    pthread_mutex_lock(&sink.mutex);
+    pthread_rwlock_rdlock(&sink.lock);
     if (sink.fn != NULL && level <= sink.most) {
         va_start(args, format);
         vsnprintf(text, sizeof(text), format, args);
         va_end(args);
         sink.fn(sink.user, level, component, text);
     }
-    pthread_mutex_unlock(&sink.mutex);
+    pthread_rwlock_unlock(&sink.lock);
 }
 
 side_status options_copy(void *dst, size_t dst_bytes, const void *src, size_t min_bytes, const char *where)

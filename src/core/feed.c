@@ -263,6 +263,13 @@ void feed_stop(side_pipeline *p)
         slots_close(p->in);
 }
 
+bool feed_is_past(side_pipeline *p, uint64_t item)
+{
+    if (p->options.source.kind == SIDE_END_BLOCKS)
+        return item >= p->options.source.items;
+    return slots_is_past(p->in, item);
+}
+
 /* There are no pieces after those popped: whoever issues the last of them closes the device ring; if that is done, we do. */
 static side_status end(side_pipeline *p)
 {

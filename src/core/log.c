@@ -40,6 +40,8 @@ struct side_log {
     side_device *device;
     unsigned fork_generation;
     pthread_mutex_t mutex;
+    pthread_cond_t read; /* reading fell */
+    int reading;         /* threads in side_log_spans that wait for events */
     dev_stream *anchor_stream;
     struct anchor *anchors;
     uint32_t anchor_count, anchor_capacity;
@@ -117,6 +119,7 @@ static void log_free(side_log *g)
         g->device->ops->stream_destroy(g->anchor_stream);
     mem_free(g->anchors);
     mem_free(g->records);
+    pthread_cond_destroy(&g->read);
     pthread_mutex_destroy(&g->mutex);
     mem_free(g);
 }
@@ -137,6 +140,7 @@ side_status side_log_create(side_device *device, size_t capacity, side_log **log
     g->fork_generation = os_fork_generation();
     g->capacity = capacity != 0 ? capacity : DEFAULT_CAPACITY;
     pthread_mutex_init(&g->mutex, NULL);
+    os_cond_init(&g->read);
     s = device->ops->stream_create(device->context, &g->anchor_stream);
     if (s == SIDE_OK) {
         g->origin_ns = device->ops->now(device->context);
@@ -322,10 +326,37 @@ static int by_begin(const void *a, const void *b)
     return x->lane != y->lane ? (x->lane < y->lane ? -1 : 1) : 0;
 }
 
+/* At most PATIENCE_NS. */
 static side_status wait_done(side_log *g, dev_event *event)
 {
     side_status s = g->device->ops->event_wait(event, PATIENCE_NS);
     return s == SIDE_AGAIN ? error_set(SIDE_STUCK, "side_log_spans", "logged work did not finish in time") : s;
+}
+
+/* Waits for what is logged so far, without the lock: others go on logging. `reading` keeps the events. */
+static side_status wait_logged(side_log *g)
+{
+    side_status s = SIDE_OK;
+
+    for (size_t i = 0; s == SIDE_OK; i++) {
+        pthread_mutex_lock(&g->mutex);
+        const bool more = i < g->count;
+        dev_event *end = more && g->records[i].complete ? g->records[i].end : NULL;
+        pthread_mutex_unlock(&g->mutex);
+        if (!more)
+            break;
+        if (end != NULL)
+            s = wait_done(g, end);
+    }
+    return s;
+}
+
+static void reading(side_log *g, int change)
+{
+    pthread_mutex_lock(&g->mutex);
+    g->reading += change;
+    pthread_cond_broadcast(&g->read);
+    pthread_mutex_unlock(&g->mutex);
 }
 
 /* Locked. Places a complete record on the device's time line. */
@@ -359,6 +390,9 @@ side_status side_log_spans(side_log *log, side_span *spans, size_t *count)
         s = error_set(SIDE_INVALID, "side_log_spans", "count or spans is NULL");
     if (s != SIDE_OK)
         return s;
+    reading(log, 1);
+    s = wait_logged(log);
+    reading(log, -1);
     pthread_mutex_lock(&log->mutex);
     for (uint32_t i = 0; s == SIDE_OK && i < log->anchor_count; i++)
         s = wait_done(log, log->anchors[i].event);
@@ -393,7 +427,9 @@ side_status side_log_clear(side_log *log)
     if (s != SIDE_OK)
         return s;
     pthread_mutex_lock(&log->mutex);
-    forget(log); /* events may be destroyed while pending: nothing to wait for */
+    while (log->reading > 0)
+        pthread_cond_wait(&log->read, &log->mutex);
+    forget(log); /* events may be destroyed while pending: nothing else to wait for */
     log->origin_ns = log->device->ops->now(log->device->context);
     s = anchor_renew(log, log->origin_ns);
     pthread_mutex_unlock(&log->mutex);

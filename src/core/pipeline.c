@@ -422,6 +422,9 @@ side_status side_pipeline_destroy(side_pipeline *pipeline)
 
     if (p == NULL || os_fork_generation() != p->fork_generation)
         return SIDE_OK;
+    if (p->running)
+        return error_set(SIDE_STATE, "side_pipeline_destroy",
+                         "the pipeline is in side_pipeline_run: its callbacks may only cancel it");
     if (p->in_pass) { /* a pulling loop that was left: what it holds is its own */
         atomic_store(&p->cancelled, true);
         p->stuck = pipeline_abort(p) == SIDE_STUCK;

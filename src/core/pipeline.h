@@ -125,7 +125,7 @@ struct side_pipeline {
     uint32_t thread_count;
 
     /* driver only */
-    bool in_pass, stuck, pulled;
+    bool in_pass, stuck, pulled, running;
     uint64_t next_item; /* to be taken */
     uint64_t done_items;
     uint32_t held;                        /* pull: handed out, not done */
@@ -156,6 +156,8 @@ void feed_destroy(side_pipeline *p);
 void feed_restart(side_pipeline *p);
 /* No new items: what is under way comes to its end. */
 void feed_stop(side_pipeline *p);
+/* Is it known by now that there is no such item? */
+bool feed_is_past(side_pipeline *p, uint64_t item);
 /* Direct source: queues copies of as many items as there are free slots, at least up to item `need` (blocking); SIDE_END past the last one. */
 side_status feed_pump(side_pipeline *p, uint64_t need);
 

@@ -277,6 +277,8 @@ static side_status usable(side_pipeline *p, const char *where)
     side_status r = p != NULL ? os_fork_check(p->fork_generation, where)
                               : error_set(SIDE_INVALID, where, "pipeline is NULL");
 
+    if (r == SIDE_OK && p->running)
+        r = error_set(SIDE_STATE, where, "the pipeline is in side_pipeline_run: its callbacks may only cancel it");
     if (r == SIDE_OK && p->stuck)
         r = error_set(SIDE_STUCK, where, "the device did not drain in an earlier pass");
     return r == SIDE_OK ? pipeline_check(p) : r;
@@ -300,6 +302,7 @@ side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stat
             *stats = p->stats;
         return r;
     }
+    p->running = true;
     for (;;) {
         side_stream *stream = p->compute[p->next_item % p->stream_count];
         r = item_begin(p, stream, &item);
@@ -312,6 +315,7 @@ side_status side_pipeline_run(side_pipeline *pipeline, side_pipeline_stats *stat
         if (p->options.progress != NULL)
             p->options.progress(p->options.progress_user, p->done_items, atomic_load(&p->bytes_in), p->bytes_out);
     }
+    p->running = false;
     r = pass_end(p, r == SIDE_END ? SIDE_OK : r, NULL);
     if (stats != NULL)
         *stats = p->stats;
@@ -325,7 +329,7 @@ static side_status usable_drained(side_pipeline *p, side_stream *stream, const c
 {
     side_status r = usable(p, where);
 
-    if (r == SIDE_OK || p == NULL || r == SIDE_FORKED || !p->in_pass)
+    if (r == SIDE_OK || p == NULL || r == SIDE_FORKED || !p->in_pass || p->running)
         return r;
     return pass_end(p, r, stream != NULL && stream->device == p->device ? stream : NULL);
 }
@@ -342,6 +346,8 @@ side_status side_pipeline_next(side_pipeline *pipeline, side_stream *stream, sid
         r = pass_begin(p);
     /* Slots go round in a ring: the item that is held longest stands in the way before all of them are held. */
     uint64_t *holder = p != NULL ? &p->held_by[p->next_item % p->depth] : NULL;
+    if (r == SIDE_OK && *holder != 0 && feed_is_past(p, p->next_item))
+        return SIDE_END;
     if (r == SIDE_OK && *holder != 0)
         return error_set(
             SIDE_WOULD_DEADLOCK, "side_pipeline_next",

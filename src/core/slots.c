@@ -510,6 +510,16 @@ void side_slots_poison(side_slots *slots, side_status why)
         poison_with(slots, why < 0 ? why : SIDE_CANCELLED);
 }
 
+bool slots_is_past(side_slots *slots, uint64_t number)
+{
+    bool past;
+
+    pthread_mutex_lock(&slots->mutex);
+    past = number >= slots->end;
+    pthread_mutex_unlock(&slots->mutex);
+    return past;
+}
+
 void slots_close(side_slots *slots)
 {
     pthread_mutex_lock(&slots->mutex);

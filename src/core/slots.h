@@ -11,6 +11,8 @@
 void slots_configure(side_slots *slots, int site, const atomic_bool *cancel);
 /* RING: nothing more will be acquired: take of numbers not given out so far returns SIDE_END. */
 void slots_close(side_slots *slots);
+/* RING: closed, and before this number. */
+bool slots_is_past(side_slots *slots, uint64_t number);
 /* RING: every item was released: numbering starts at 0 again, open; fences are kept. SIDE_STATE while something is open. */
 side_status slots_restart(side_slots *slots);
 /* Nothing that was queued on the slots runs any more: it is done, or the device is lost. False: not known, the memory must be kept. */
