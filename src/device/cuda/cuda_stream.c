@@ -187,11 +187,11 @@ side_status cuda_event_query(dev_event *event)
 }
 
 /* Polled: cuEventSynchronize knows no time limit. At first it spins, then it gives way to others between looks, for as long as a wait for a copy or a step
- * takes as a rule; then the sleeps grow with the time waited, so that waking late costs one or two percent at most. Timer slack would add 50 us to
+ * takes as a rule; then the sleeps grow with the time waited, so that waking late costs half a percent at most. Timer slack would add 50 us to
  * each, so it is taken down for the time of the sleeps. */
 #define SPIN_NS       200000
 #define YIELD_NS      4000000
-#define SLEEP_MOST_NS 500000
+#define SLEEP_MOST_NS 200000
 #define SLACK_NS      1000
 
 /* The status at last, or SIDE_AGAIN at the deadline. Entered. */
@@ -202,7 +202,7 @@ static side_status sleep_until_done(dev_event *event, uint64_t begin, uint64_t t
 
     while ((status = query(event)) == SIDE_AGAIN) {
         const uint64_t spent = os_now_ns() - begin;
-        const uint64_t sleep_ns = spent / 64 < SLEEP_MOST_NS ? spent / 64 : SLEEP_MOST_NS;
+        const uint64_t sleep_ns = spent / 256 < SLEEP_MOST_NS ? spent / 256 : SLEEP_MOST_NS;
         if (spent >= timeout_ns)
             break;
         os_sleep_ns(sleep_ns < timeout_ns - spent ? sleep_ns : timeout_ns - spent);
