@@ -16,124 +16,6 @@
 
 #include <string.h>
 
-#define DIRECT_FROM_BYTES ((size_t)256 << 10) /* pinned blocks below this are packed with their neighbours */
-
-/* ---------------------------------------------------------------- cutting the source into pieces */
-
-/* SIZE_MAX where the sum does not fit. */
-static size_t item_blocks_bytes(const side_source *s, uint64_t block, uint32_t count)
-{
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < count; i++)
-        bytes = s->blocks[block + i].bytes < SIZE_MAX - bytes ? bytes + s->blocks[block + i].bytes : SIZE_MAX;
-    return bytes;
-}
-
-static bool is_direct_block(const side_pipeline *p, uint64_t block)
-{
-    return p->feed.pinned[block] && p->options.source.blocks[block].bytes >= DIRECT_FROM_BYTES;
-}
-
-static void cursor_enter_item(const side_pipeline *p, struct cursor *c)
-{
-    const side_source *s = &p->options.source;
-    c->item_blocks = s->pieces != NULL ? s->pieces[c->item] : 1;
-    c->item_bytes = item_blocks_bytes(s, c->block, c->item_blocks);
-    c->item_offset = 0;
-}
-
-static void cursor_advance(const side_pipeline *p, struct cursor *c, size_t bytes)
-{
-    const side_source *s = &p->options.source;
-    c->item_offset += bytes;
-    while (c->item_blocks > 0 && bytes >= s->blocks[c->block].bytes - c->block_offset) {
-        bytes -= s->blocks[c->block].bytes - c->block_offset;
-        c->block++;
-        c->block_offset = 0;
-        c->item_blocks--;
-    }
-    c->block_offset += bytes;
-}
-
-/* Packed bytes from the cursor on: up to a chunk, the item's end, or a pinned block that can go by itself. */
-static size_t packed_bytes(const side_pipeline *p, const struct cursor *c)
-{
-    const side_source *s = &p->options.source;
-    size_t bytes = 0;
-
-    for (uint32_t i = 0; i < c->item_blocks && bytes < p->feed.chunk_bytes; i++) {
-        if (is_direct_block(p, c->block + i))
-            break;
-        bytes += s->blocks[c->block + i].bytes - (i == 0 ? c->block_offset : 0);
-    }
-    return bytes < p->feed.chunk_bytes ? bytes : p->feed.chunk_bytes;
-}
-
-static side_status next_of_blocks(const side_pipeline *p, struct cursor *c, struct piece *out)
-{
-    const side_source *s = &p->options.source;
-
-    if (c->item_offset == c->item_bytes && c->item_bytes != 0)
-        c->item++;
-    if (c->item >= s->items)
-        return SIDE_END;
-    if (c->item_offset == c->item_bytes)
-        cursor_enter_item(p, c);
-    while (c->item_blocks > 0 && s->blocks[c->block].bytes == c->block_offset) { /* empty blocks */
-        c->block++;
-        c->block_offset = 0;
-        c->item_blocks--;
-    }
-    *out = (struct piece){.item = c->item, .offset = c->item_offset, .block = c->block, .block_offset = c->block_offset};
-    out->direct = is_direct_block(p, c->block);
-    out->bytes = out->direct ? s->blocks[c->block].bytes - c->block_offset : packed_bytes(p, c);
-    out->last = out->offset + out->bytes == c->item_bytes;
-    cursor_advance(p, c, out->bytes);
-    return SIDE_OK;
-}
-
-static side_status next_of_file(const side_pipeline *p, struct cursor *c, struct piece *out)
-{
-    const side_source *s = &p->options.source;
-    size_t item = p->options.item_bytes, bytes;
-    uint64_t left = s->length - c->position;
-
-    if (left == 0)
-        return SIDE_END;
-    bytes = item - c->item_offset < p->feed.chunk_bytes ? item - c->item_offset : p->feed.chunk_bytes;
-    bytes = left < bytes ? (size_t)left : bytes;
-    *out = (struct piece){.item = c->item, .offset = c->item_offset, .bytes = bytes, .position = s->offset + c->position};
-    c->item_offset += bytes;
-    c->position += bytes;
-    out->last = c->item_offset == item || c->position == s->length;
-    if (out->last) {
-        c->item++;
-        c->item_offset = 0;
-    }
-    return SIDE_OK;
-}
-
-/* A callback fills its whole item at once; how long it is shows only then. */
-static side_status next_of_callback(const side_pipeline *p, struct cursor *c, struct piece *out)
-{
-    const side_source *s = &p->options.source;
-    size_t bytes = 0;
-    error_clear();
-    int rc = s->fn(s->user, c->item, out->slot.data, p->options.item_bytes, &bytes);
-
-    if (rc != 0)
-        return pipeline_callback_failed("source", c->item, rc);
-    if (bytes == SIDE_NO_MORE)
-        return SIDE_END;
-    if (bytes > p->options.item_bytes)
-        return error_set(SIDE_TOO_LARGE, "source", "the source callback gave %zu bytes for item %llu; a slot takes %zu",
-                         bytes, (unsigned long long)c->item, p->options.item_bytes);
-    side_slot slot = out->slot;
-    *out = (struct piece){.item = c->item, .bytes = bytes, .last = true, .slot = slot};
-    c->item++;
-    return SIDE_OK;
-}
-
 /* ---------------------------------------------------------------- issuing, in order */
 
 static side_status issue_first(side_pipeline *p, const struct piece *piece)
@@ -234,7 +116,7 @@ static side_status pop_staged(side_pipeline *p, struct piece *out)
         if (r != SIDE_OK)
             return r;
         uint64_t t = os_now_ns();
-        r = next_of_callback(p, c, out);
+        r = cut_next(p, c, out);
         atomic_fetch_add(&p->fill_ns, os_now_ns() - t);
         if (r == SIDE_END) {
             side_status a = side_slots_abandon(f->host_in, &out->slot, NULL);
@@ -242,16 +124,10 @@ static side_status pop_staged(side_pipeline *p, struct piece *out)
         }
         return r;
     }
-    r = p->options.source.kind == SIDE_END_FILE ? next_of_file(p, c, out) : next_of_blocks(p, c, out);
+    r = cut_next(p, c, out);
     if (r == SIDE_OK && !out->direct)
         r = side_slots_acquire(f->host_in, 0, NULL, &out->slot);
     return r;
-}
-
-/* Between two items: here a pass can be broken off. */
-static bool at_item(const side_pipeline *p, const struct cursor *c)
-{
-    return p->options.source.kind == SIDE_END_BLOCKS ? c->item_offset == c->item_bytes : c->item_offset == 0;
 }
 
 void feed_stop(side_pipeline *p)
@@ -290,7 +166,7 @@ static side_status pop(side_pipeline *p, struct piece *out)
     side_status r;
 
     pthread_mutex_lock(&f->pop);
-    if (f->ended || (atomic_load(&f->stop) && at_item(p, &f->cursor)))
+    if (f->ended || (atomic_load(&f->stop) && cut_at_item(p, &f->cursor)))
         r = SIDE_END;
     else
         r = wait_room(p, f->cursor.number);
@@ -452,7 +328,7 @@ static side_status check_blocks(side_pipeline *p, bool *all_pinned)
 
     for (uint64_t i = 0; i < s->items; i++) {
         uint32_t n = s->pieces != NULL ? s->pieces[i] : 1;
-        size_t bytes = item_blocks_bytes(s, blocks, n);
+        size_t bytes = cut_item_bytes(s, blocks, n);
         if (bytes == 0 || bytes > p->options.item_bytes)
             return error_set(bytes == 0 ? SIDE_INVALID : SIDE_TOO_LARGE, "side_pipeline_create",
                              "source item %llu has %zu bytes; it takes 1 to item_bytes = %zu", (unsigned long long)i,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The inside of a pipeline, shared by its four files:
+ * The inside of a pipeline, shared by its files:
  *   pipeline.c  create and destroy, memory, threads
- *   feed.c      source -> [host ring] -> H2D -> [device ring]
+ *   feed.c      source -> [host ring] -> H2D -> [device ring]; feed_cut.c cuts the source into pieces
  *   drain.c     [device ring] -> D2H -> [host ring] -> sink
  *   run.c       the driver: window, compute, push and pull
  *
@@ -149,6 +149,13 @@ void *pipeline_drain_thread(void *pipeline);
 /* A thread's wait for the next pass: false when it is to quit. */
 bool pipeline_thread_start(side_pipeline *p, uint64_t *pass);
 void pipeline_thread_done(side_pipeline *p);
+
+/* The next piece, but for its number; a callback source fills out->slot, which is acquired before. SIDE_END: there is none. */
+side_status cut_next(const side_pipeline *p, struct cursor *c, struct piece *out);
+/* Between two items: here a pass can be broken off. */
+bool cut_at_item(const side_pipeline *p, const struct cursor *c);
+/* Of `count` blocks from `block` on. */
+size_t cut_item_bytes(const side_source *s, uint64_t block, uint32_t count);
 
 void feed_init(side_pipeline *p); /* what feed_destroy expects in any case */
 side_status feed_create(side_pipeline *p);
