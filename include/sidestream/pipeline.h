@@ -113,7 +113,7 @@ typedef struct side_item {
     side_slot slot, result_slot; /* internal */
 } side_item;
 
-/* Queues the item's work on `stream`; must not block for the device. Returns 0, or any other number to stop with SIDE_CALLBACK. Called on the thread
+/* Queues the item's work on `stream`; must not block for the device, nor call this pipeline but to cancel it (SIDE_STATE). Returns 0, or any other number to stop with SIDE_CALLBACK. Called on the thread
  * that runs the pipeline, in order. May change item->result_bytes. */
 typedef int side_compute_fn(void *user, side_stream *stream, side_item *item);
 

@@ -18,28 +18,31 @@
 #define GB  UINT64_C(1000000000)
 #define GIB (UINT64_C(1) << 30)
 
+/* Two profiles are this GPU; they differ in their copy engines. */
+/* clang-format off */
+#define H200_MODEL \
+    .link = "PCIe", \
+    .link_generation = 5, \
+    .link_width = 16, \
+    .link_gbps = 63.0, \
+    .compute_major = 9, \
+    .compute_minor = 0, \
+    .multiprocessors = 132, \
+    .memory_bytes = 141 * GB, \
+    .h2d_rate = 55300, \
+    .d2h_rate = 55300, \
+    .pageable_rate = 10000, \
+    .memory_rate = 4800000, \
+    .flops = {50900, 402000, 790000}, \
+    .copy_latency_ns = 7700, \
+    .piece_ns = 450, \
+    .launch_ns = 2500, \
+    .query_ns = 1000
+/* clang-format on */
+
 static const struct sim_config profiles[] = {
     /* Copies, fp32, tf32 and bf16 measured (64 KiB 7.4 GB/s, 1 MiB 39 GB/s: 7.7 us a copy); memory: data sheet, 4.8 TB/s, 141 GB. */
-    {.profile = "h200",
-     .title = "simulated H200",
-     .link = "PCIe",
-     .link_generation = 5,
-     .link_width = 16,
-     .link_gbps = 63.0,
-     .compute_major = 9,
-     .compute_minor = 0,
-     .multiprocessors = 132,
-     .copy_engines = 2,
-     .memory_bytes = 141 * GB,
-     .h2d_rate = 55300,
-     .d2h_rate = 55300,
-     .pageable_rate = 10000,
-     .memory_rate = 4800000,
-     .flops = {50900, 402000, 790000},
-     .copy_latency_ns = 7700,
-     .piece_ns = 450,
-     .launch_ns = 2500,
-     .query_ns = 1000},
+    {.profile = "h200", .title = "simulated H200", .copy_engines = 2, H200_MODEL},
     /* Data sheet: fp32 19.5, tf32 156, bf16 312 TFLOP/s, 1935 GB/s, 80 GB; matrix products at 80 %, PCIe 4 x16 at 25 of 31.5 GB/s. */
     {.profile = "a100-pcie4",
      .title = "simulated A100 PCIe",
@@ -127,26 +130,7 @@ static const struct sim_config profiles[] = {
      .launch_ns = 2500,
      .query_ns = 1000},
     /* The h200, with both directions on one engine. */
-    {.profile = "one-copy-engine",
-     .title = "simulated H200, one copy engine",
-     .link = "PCIe",
-     .link_generation = 5,
-     .link_width = 16,
-     .link_gbps = 63.0,
-     .compute_major = 9,
-     .compute_minor = 0,
-     .multiprocessors = 132,
-     .copy_engines = 1,
-     .memory_bytes = 141 * GB,
-     .h2d_rate = 55300,
-     .d2h_rate = 55300,
-     .pageable_rate = 10000,
-     .memory_rate = 4800000,
-     .flops = {50900, 402000, 790000},
-     .copy_latency_ns = 7700,
-     .piece_ns = 450,
-     .launch_ns = 2500,
-     .query_ns = 1000},
+    {.profile = "one-copy-engine", .title = "simulated H200, one copy engine", .copy_engines = 1, H200_MODEL},
 };
 enum { PROFILES = sizeof(profiles) / sizeof(profiles[0]) };
 
