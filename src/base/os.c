@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,12 +27,6 @@ void os_sleep_ns(uint64_t ns)
     struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
     while (nanosleep(&t, &t) != 0 && errno == EINTR)
         ;
-}
-
-uint64_t os_timer_slack(uint64_t ns)
-{
-    int was = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
-    return was > 0 && prctl(PR_SET_TIMERSLACK, (unsigned long)ns, 0, 0, 0) == 0 ? (uint64_t)was : 0;
 }
 
 void os_relax(void)

@@ -10,8 +10,6 @@
 
 uint64_t os_now_ns(void); /* CLOCK_MONOTONIC */
 void os_sleep_ns(uint64_t ns);
-/* How late a sleep of this thread may end, for the scheduler's convenience (50 us by default). Returns what it was; 0: unknown, nothing was changed. */
-uint64_t os_timer_slack(uint64_t ns);
 void os_relax(void); /* one turn of a spin loop: tells the processor */
 
 /* Cores this process may run on (affinity), at least 1. */

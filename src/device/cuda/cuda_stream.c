@@ -5,8 +5,6 @@
 #include "error.h"
 #include "os.h"
 
-#include <sched.h>
-
 /* ---------------------------------------------------------------- streams */
 
 static dev_stream *stream_new(dev_context *context, CUstream handle, bool owned)
@@ -186,31 +184,10 @@ side_status cuda_event_query(dev_event *event)
     return status;
 }
 
-/* Polled: cuEventSynchronize knows no time limit. At first it spins, then it gives way to others between looks, for as long as a wait for a copy or a step
- * takes as a rule; then the sleeps grow with the time waited, so that waking late costs half a percent at most. Timer slack would add 50 us to
- * each, so it is taken down for the time of the sleeps. */
-#define SPIN_NS       200000
-#define YIELD_NS      4000000
-#define SLEEP_MOST_NS 200000
-#define SLACK_NS      1000
-
-/* The status at last, or SIDE_AGAIN at the deadline. Entered. */
-static side_status sleep_until_done(dev_event *event, uint64_t begin, uint64_t timeout_ns)
-{
-    const uint64_t slack = os_timer_slack(SLACK_NS);
-    side_status status;
-
-    while ((status = query(event)) == SIDE_AGAIN) {
-        const uint64_t spent = os_now_ns() - begin;
-        const uint64_t sleep_ns = spent / 256 < SLEEP_MOST_NS ? spent / 256 : SLEEP_MOST_NS;
-        if (spent >= timeout_ns)
-            break;
-        os_sleep_ns(sleep_ns < timeout_ns - spent ? sleep_ns : timeout_ns - spent);
-    }
-    if (slack != 0)
-        os_timer_slack(slack);
-    return status;
-}
+/* Polled: cuEventSynchronize knows no time limit. Spun on for as long as a wait for a copy or a step takes as a rule, since waking from a sleep comes up to
+ * 100 us late (timer slack); after that the sleeps grow with the time waited, so that waking late costs a few percent at most. */
+#define SPIN_NS       1000000
+#define SLEEP_MOST_NS 500000
 
 side_status cuda_event_wait(dev_event *event, uint64_t timeout_ns)
 {
@@ -221,15 +198,14 @@ side_status cuda_event_wait(dev_event *event, uint64_t timeout_ns)
         return status;
     while ((status = query(event)) == SIDE_AGAIN) {
         const uint64_t spent = os_now_ns() - begin;
-        if (spent >= timeout_ns || spent >= YIELD_NS)
+        uint64_t sleep_ns = spent / 64 < SLEEP_MOST_NS ? spent / 64 : SLEEP_MOST_NS;
+        if (spent >= timeout_ns)
             break;
         if (spent < SPIN_NS)
             os_relax();
         else
-            sched_yield();
+            os_sleep_ns(sleep_ns < timeout_ns - spent ? sleep_ns : timeout_ns - spent);
     }
-    if (status == SIDE_AGAIN && os_now_ns() - begin < timeout_ns)
-        status = sleep_until_done(event, begin, timeout_ns);
     cuda_leave(event->context);
     return status;
 }
