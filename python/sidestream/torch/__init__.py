@@ -1,0 +1,36 @@
+"""Feeds PyTorch loops: copies run on a side stream while the GPU computes.
+
+    loader = sidestream.torch.Prefetcher(loader)      # the one changed line
+    for batch in loader: ...                          # batches are on the GPU, in order, safe to keep
+
+Names are loaded when they are first used; importing this package imports nothing of PyTorch.
+"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .prefetcher import Prefetcher, used_on
+    from .stats import Stats
+
+# Name: the module that has it.
+_WHERE = {
+    "Prefetcher": "prefetcher",
+    "Stats": "stats",
+    "used_on": "prefetcher",
+}
+
+__all__ = ["Prefetcher", "Stats", "used_on"]
+
+
+def __getattr__(name: str) -> Any:
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{where}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_WHERE))
