@@ -4,6 +4,8 @@
  * what depends on the input alone, and each block ends with a scramble of the accumulators. So a block's contribution can be summed anywhere, in
  * any order (a GPU: SIDE_OP_XXH3_BLOCKS), and only the scrambles, 64 bytes a KiB, are left to be done in order here.
  *
+ * Inputs that are too short for that loop have other forms; they are here too, so that the library builds without xxHash's header.
+ *
  * The algorithm, the primes and the default secret are those of xxHash by Yann Collet (https://github.com/Cyan4973/xxHash, BSD 2-Clause). */
 #include "error.h"
 #include "ops.h"
@@ -11,12 +13,10 @@
 #include <endian.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #define BLOCK     1024
 #define STRIPE    64
 #define SHORT_MAX 240 /* up to here XXH3 has other, non-streaming forms */
+#define MIDDLE    128 /* up to here one of them takes the input from both ends */
 
 #define PRIME32_1 0x9E3779B1u
 #define PRIME32_2 0x85EBCA77u
@@ -26,6 +26,8 @@
 #define PRIME64_3 0x165667B19E3779F9u
 #define PRIME64_4 0x85EBCA77C2B2AE63u
 #define PRIME64_5 0x27D4EB2F165667C5u
+#define PRIME_MX1 0x165667919E3779F9u
+#define PRIME_MX2 0x9FB21C651E98DF25u
 
 /* The default secret's 192 bytes as little-endian words; kernels.cu holds the same. */
 static const uint64_t secret[24] = {
@@ -41,6 +43,13 @@ static uint64_t load64(const unsigned char *p)
     uint64_t v;
     memcpy(&v, p, sizeof(v));
     return le64toh(v);
+}
+
+static uint32_t load32(const unsigned char *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof(v));
+    return le32toh(v);
 }
 
 /* The secret from byte `at`. */
@@ -91,18 +100,85 @@ void side_xxh3_fold(side_xxh3 *state, const uint64_t *sums, size_t blocks)
     state->blocks += blocks;
 }
 
+/* Both halves of the product, folded. */
+static uint64_t multiply(uint64_t a, uint64_t b)
+{
+    __extension__ unsigned __int128 product = (unsigned __int128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static uint64_t avalanche(uint64_t h)
+{
+    h ^= h >> 37;
+    h *= PRIME_MX1;
+    return h ^ h >> 32;
+}
+
+/* XXH64's, which the shortest inputs end with. */
+static uint64_t avalanche64(uint64_t h)
+{
+    h ^= h >> 33;
+    h *= PRIME64_2;
+    h ^= h >> 29;
+    h *= PRIME64_3;
+    return h ^ h >> 32;
+}
+
 static uint64_t merge(const uint64_t acc[8], uint64_t total)
 {
     uint64_t h = total * PRIME64_1;
 
-    for (size_t i = 0; i < 4; i++) {
-        __extension__ unsigned __int128 product = (unsigned __int128)(acc[2 * i] ^ secret64(11 + 16 * i)) *
-                                                  (acc[2 * i + 1] ^ secret64(19 + 16 * i));
-        h += (uint64_t)product ^ (uint64_t)(product >> 64);
+    for (size_t i = 0; i < 4; i++)
+        h += multiply(acc[2 * i] ^ secret64(11 + 16 * i), acc[2 * i + 1] ^ secret64(19 + 16 * i));
+    return avalanche(h);
+}
+
+/* 0..16 bytes. */
+static uint64_t hash_tiny(const unsigned char *p, size_t bytes)
+{
+    if (bytes == 0)
+        return avalanche64(secret64(56) ^ secret64(64));
+    if (bytes <= 3) {
+        const uint32_t word = (uint32_t)p[0] << 16 | (uint32_t)p[bytes / 2] << 24 | p[bytes - 1] | (uint32_t)bytes << 8;
+        return avalanche64(word ^ (uint32_t)(secret[0] ^ secret[0] >> 32));
     }
-    h ^= h >> 37;
-    h *= 0x165667919E3779F9u;
-    return h ^ h >> 32;
+    if (bytes <= 8) {
+        uint64_t h = ((uint64_t)load32(p) << 32) + load32(p + bytes - 4);
+        h ^= secret64(8) ^ secret64(16);
+        h ^= (h << 49 | h >> 15) ^ (h << 24 | h >> 40);
+        h *= PRIME_MX2;
+        h ^= (h >> 35) + bytes;
+        h *= PRIME_MX2;
+        return h ^ h >> 28;
+    }
+    const uint64_t low = load64(p) ^ secret64(24) ^ secret64(32),
+                   high = load64(p + bytes - 8) ^ secret64(40) ^ secret64(48);
+    return avalanche(bytes + __builtin_bswap64(low) + high + multiply(low, high));
+}
+
+/* 16 bytes with those of the secret from byte `at`. */
+static uint64_t mix(const unsigned char *p, size_t at)
+{
+    return multiply(load64(p) ^ secret64(at), load64(p + 8) ^ secret64(at + 8));
+}
+
+static uint64_t hash_short(const unsigned char *p, size_t bytes)
+{
+    uint64_t h = bytes * PRIME64_1;
+
+    if (bytes <= 16)
+        return hash_tiny(p, bytes);
+    if (bytes <= MIDDLE) {
+        for (size_t i = 0; i <= (bytes - 1) / 32; i++)
+            h += mix(p + 16 * i, 32 * i) + mix(p + bytes - 16 * (i + 1), 32 * i + 16);
+        return avalanche(h);
+    }
+    for (size_t i = 0; i < 8; i++)
+        h += mix(p + 16 * i, 16 * i);
+    h = avalanche(h);
+    for (size_t i = 8; i < bytes / 16; i++)
+        h += mix(p + 16 * i, 16 * (i - 8) + 3);
+    return avalanche(h + mix(p + bytes - 16, 136 - 17));
 }
 
 side_status side_xxh3_end(const side_xxh3 *state, const void *tail, size_t tail_bytes, uint64_t total, uint64_t *hash)
@@ -121,7 +197,7 @@ side_status side_xxh3_end(const side_xxh3 *state, const void *tail, size_t tail_
         return error_set(SIDE_STATE, "side_xxh3_end", "%llu blocks were folded, %llu bytes have %llu before the tail",
                          (unsigned long long)state->blocks, (unsigned long long)total, (unsigned long long)blocks);
     if (total <= SHORT_MAX) {
-        *hash = XXH3_64bits(total != 0 ? tail : "", (size_t)total);
+        *hash = hash_short(tail, (size_t)total);
         return SIDE_OK;
     }
     const size_t rest = (size_t)(total - blocks * BLOCK); /* 1..1024, after the last folded block */
