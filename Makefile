@@ -4,6 +4,7 @@
 #   make demo      build it and run its demo: a GPU where there is one, else the software device
 #   make test      every test in every variant (gcc, clang with ASan+UBSan, clang with TSan) and the checks
 #   make quick     the tests in the gcc variant, and the checks
+#   make wheel     the Python package as a wheel for CPython 3.11 and newer, at build/wheel; 'pip install .' builds for this machine alone
 #   make install   PREFIX=/usr/local, DESTDIR= for packagers
 #   make format    clang-format over the C files
 #   make clean     remove build/ (but for its Meson)
@@ -15,7 +16,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 export BUILD
 
-.PHONY: all build demo test quick install format clean distclean
+.PHONY: all build demo test quick wheel install format clean distclean
 
 all: build
 
@@ -33,6 +34,11 @@ test:
 quick:
 	@tools/setup test
 	@tools/run-tests --variant gcc
+
+wheel:
+	@tools/setup wheel
+	@tools/wheel
+	@tools/check-wheel
 
 install: build
 	@tools/build install "$(PREFIX)" "$(DESTDIR)"
