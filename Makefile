@@ -2,8 +2,9 @@
 #
 #   make build     the command-line program at build/sidestream
 #   make demo      build it and run its demo: a GPU where there is one, else the software device
-#   make test      every test in every variant (gcc, clang with ASan+UBSan, clang with TSan) and the checks
-#   make quick     the tests in the gcc variant, and the checks
+#   make test      every test in every variant (gcc, clang with ASan+UBSan, clang with TSan), those in Python, and the checks
+#   make quick     the tests in the gcc variant, those in Python, and the checks
+#   make torch     PyTorch from PyPI (some GB) into build/.venv, so that the tests that need it run
 #   make wheel     the Python package as a wheel for CPython 3.11 and newer, at build/wheel; 'pip install .' builds for this machine alone
 #   make install   PREFIX=/usr/local, DESTDIR= for packagers
 #   make format    clang-format over the C files
@@ -16,7 +17,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 export BUILD
 
-.PHONY: all build demo test quick wheel install format clean distclean
+.PHONY: all build demo test quick torch wheel install format clean distclean
 
 all: build
 
@@ -33,7 +34,10 @@ test:
 
 quick:
 	@tools/setup test
-	@tools/run-tests --variant gcc
+	@tools/run-tests --variant gcc --variant py
+
+torch:
+	@tools/setup torch
 
 wheel:
 	@tools/setup wheel

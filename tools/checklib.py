@@ -3,6 +3,7 @@
 Each check is a program: `check-NAME [--root DIR]` prints "ok NAME", "FAIL NAME: why" or "skip NAME # why" and exits 1 on FAIL.
 """
 import argparse
+import os
 import pathlib
 import re
 import shutil
@@ -62,6 +63,17 @@ def report(name: str, problems: list[str], most: int = 40) -> None:
 def skip(name: str, why: str) -> None:
     print(f"skip {name} # {why}")
     sys.exit(0)
+
+
+def tool_python() -> str:
+    """The Python of tools/setup where there is one, else that in PATH."""
+    own = pathlib.Path(__file__).resolve().parent.parent / os.environ.get("BUILD", "build") / ".venv/bin/python"
+    return str(own) if own.exists() else "python3"
+
+
+def test_python() -> str:
+    """The Python that runs the package's tests."""
+    return os.environ.get("SIDESTREAM_TEST_PYTHON") or tool_python()
 
 
 def launcher(variant: str) -> list[str | pathlib.Path]:
