@@ -252,6 +252,10 @@ PyDoc_STRVAR(device_doc,
 "Streams, buffers and all else made from it keep it open; close() only ends the use of this object.");
 
 static PyMethodDef device_methods[] = {
+    {"alloc", (PyCFunction)(void (*)(void))device_alloc, METH_VARARGS | METH_KEYWORDS,
+     "alloc(nbytes)\n--\n\nDevice memory: a Buffer of bytes, at least 256-byte aligned, not initialised. Raises OutOfDeviceMemory."},
+    {"empty", (PyCFunction)(void (*)(void))device_empty, METH_VARARGS | METH_KEYWORDS,
+     "empty(shape, dtype=\"uint8\")\n--\n\nDevice memory with a shape (a number or a sequence) and a dtype (a name, or NumPy's or torch's). Raises OutOfDeviceMemory."},
     {"close", device_close, METH_NOARGS, "close()\n--\n\nNothing more is made from it. The device is closed for good once all that was made from it is gone. May be called again."},
     {"memory", device_memory, METH_NOARGS, "memory()\n--\n\n(free, total) bytes of device memory."},
     {"now_ns", device_now_ns, METH_NOARGS, "now_ns()\n--\n\nThe host clock to measure this device's work by, in ns: monotonic, or the calling thread's virtual clock on sim."},
@@ -261,6 +265,7 @@ static PyMethodDef device_methods[] = {
 };
 
 static PyGetSetDef device_getset[] = {
+    {"pool", device_pool, NULL, "The device's own PinnedPool, with default options.", NULL},
     {"spec", device_spec, NULL, "What opens this device again, as \"cuda:0\".", NULL},
     {"name", device_name, NULL, "As \"NVIDIA H200\"; software devices say \"simulated\".", NULL},
     {"simulated", device_simulated, NULL, "Times are of a model, not of hardware; device memory is host memory.", NULL},

@@ -143,6 +143,124 @@ PyObject *native_event_new(struct device_ref *device, side_event *event, bool ti
 event_object *native_event(PyObject *object, const char *what);
 int event_add(PyObject *module);
 
+/* ---------------------------------------------------------------- dtype.c */
+
+struct dtype {
+    const char *name;   /* NumPy's: "float32" */
+    const char *format; /* of the struct module; NULL: it has none */
+    dl_type type;
+};
+
+/* From a name, a NumPy or torch dtype, or a scalar class; NULL with TypeError or ValueError. None and NULL: uint8. */
+const struct dtype *native_dtype(PyObject *object);
+/* NULL where it is not in our table; no exception. */
+const struct dtype *dtype_of(dl_type type);
+size_t dtype_bytes(const struct dtype *dtype);
+/* 0; -1 with InvalidArgument where a named operation does not take it. */
+int dtype_side(const struct dtype *dtype, const char *what, side_type *type);
+
+/* ---------------------------------------------------------------- memory.c */
+
+enum { MOST_DIMS = 16 };
+
+/* Memory that Buffers, views of them and DLPack tensors share. What dies last frees it: device memory later, after its users' streams; pinned memory at once,
+ * to be reused after its users' streams; lent memory (an item, a slot) not at all. */
+struct memory {
+    atomic_size_t refs;
+    struct device_ref *device;
+    side_memory_kind kind; /* DEVICE or PINNED */
+    bool lent;
+    bool ended; /* GIL: lent memory that went back: nothing may be done with it any more */
+    unsigned forks;
+    void *data;
+    size_t bytes;
+    side_pool *pool; /* PINNED, not lent */
+    void *parent;    /* what the memory lies in, and how to let go of it; NULL: nothing */
+    void (*parent_drop)(void *parent);
+    side_event *written;       /* GIL: what last wrote it; NULL: nothing of ours did */
+    struct stream_ref **users; /* GIL */
+    size_t user_count;
+    struct grave grave;
+};
+
+/* A reference for the caller; NULL with MemoryError. Takes over nothing but, on success, the parent's reference. */
+struct memory *memory_make(struct device_ref *device, side_memory_kind kind, void *data, size_t bytes);
+struct memory *memory_hold(struct memory *memory);
+void memory_drop(struct memory *memory); /* any thread; NULL is fine */
+/* With the GIL: queued work on `stream` uses the memory, and writes it if `writes`. */
+void memory_use(struct memory *memory, struct stream_ref *stream, bool writes);
+/* 0, or -1 with WrongState (the item or slot went back) or Forked. */
+int memory_check(const struct memory *memory);
+/* The host may read: 0 once what was queued through us has written it. */
+int memory_wait_written(struct memory *memory);
+/* The host can reach it. */
+bool memory_on_host(const struct memory *memory);
+
+/* ---------------------------------------------------------------- buffer.c */
+
+typedef struct buffer_object {
+    PyObject_HEAD
+    struct memory *memory;
+    PyObject *owner; /* Device; for the attribute */
+    const struct dtype *dtype;
+    char *data; /* in the memory */
+    size_t bytes;
+    int ndim;
+    Py_ssize_t shape[MOST_DIMS], strides[MOST_DIMS]; /* elements; bytes. C order */
+    PyObject *weakrefs;
+} buffer_object;
+
+/* Takes over the reference on `memory`, also on failure. shape NULL: one dimension over all `bytes`. */
+PyObject *native_buffer_new(struct memory *memory, PyObject *owner, size_t offset, size_t bytes,
+                            const struct dtype *dtype, int ndim, const Py_ssize_t *shape);
+bool native_is_buffer(PyObject *object);
+/* A number or a sequence of numbers. Sets the bytes that they take, too. -1 with an exception. */
+int native_shape(PyObject *object, const struct dtype *dtype, int *ndim, Py_ssize_t shape[MOST_DIMS], size_t *bytes);
+PyObject *device_alloc(PyObject *device, PyObject *args, PyObject *kwargs);
+PyObject *device_empty(PyObject *device, PyObject *args, PyObject *kwargs);
+int buffer_add(PyObject *module);
+
+/* ---------------------------------------------------------------- tensor.c */
+
+/* Buffer.__dlpack__ and __dlpack_device__. */
+PyObject *buffer_dlpack(PyObject *buffer, PyObject *args, PyObject *kwargs);
+PyObject *buffer_dlpack_device(PyObject *buffer, PyObject *unused);
+
+/* One side of a copy or an operation. */
+struct operand {
+    char *data;
+    size_t bytes;
+    side_memory_kind kind;
+    const struct dtype *dtype; /* NULL: unknown */
+    int ndim;
+    Py_ssize_t shape[MOST_DIMS];
+    struct memory *memory; /* ours: borrowed from `keep`; else NULL */
+    PyObject *keep;        /* what must live while it is in use */
+};
+
+/* From a Buffer, an object with the buffer protocol, or one with DLPack; contiguous. `stream` is where it will be used: the operand is ready there.
+ * -1 with an exception that names `what`. */
+int operand_get(struct operand *operand, PyObject *object, struct stream_ref *stream, bool writes, const char *what);
+/* The work is queued (or failed, perhaps half-way). */
+void operand_used(struct operand *operand, struct stream_ref *stream, bool writes);
+void operand_drop(struct operand *operand);
+
+/* ---------------------------------------------------------------- copy.c, ops.c: methods of Stream */
+
+PyObject *stream_copy(PyObject *stream, PyObject *args, PyObject *kwargs);
+PyObject *stream_fill(PyObject *stream, PyObject *args, PyObject *kwargs);
+PyObject *stream_matmul(PyObject *stream, PyObject *args, PyObject *kwargs);
+PyObject *stream_cast(PyObject *stream, PyObject *args, PyObject *kwargs);
+PyObject *stream_affine(PyObject *stream, PyObject *args, PyObject *kwargs);
+PyObject *stream_spin(PyObject *stream, PyObject *args, PyObject *kwargs);
+PyObject *stream_xxh3_blocks(PyObject *stream, PyObject *args, PyObject *kwargs);
+int ops_add(PyObject *module);
+
+/* ---------------------------------------------------------------- pool.c */
+
+PyObject *device_pool(PyObject *device, void *unused);
+int pool_add(PyObject *module);
+
 /* ---------------------------------------------------------------- waiting */
 
 /* Waits without the GIL in pieces, between which signals are looked at: -1 with an exception (KeyboardInterrupt, Stuck). timeout_s 0: for ever. */
