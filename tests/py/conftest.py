@@ -1,6 +1,6 @@
 """Run: `tools/build py` (again after changing C), then `PYTHONPATH=build/test-py/python python3 -m pytest tests/py/test_import.py`.
 
-All of them as `make test` does: `tools/run-tests --variant py --variant py-asan`; with another Python: SIDESTREAM_TEST_PYTHON=PROGRAM.
+All of them: `tools/run-tests --variant py --variant py-asan --variant py-tsan`. With another Python: SIDESTREAM_TEST_PYTHON=PROGRAM.
 """
 import ctypes
 import gc
@@ -10,8 +10,10 @@ import tempfile
 
 import pytest
 
-# A leak that LeakSanitizer tells (indirect: a lost Python object has it), by the function that asked for the memory: one of the module or of the library in it.
-LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*\n +#0 .*\n +#1 .*/(?:python/native|src/(?:base|core|device/\w+))/.*\n(?: +#.*\n)*", re.MULTILINE)
+# A leak that LeakSanitizer tells (indirect: a lost Python object has it), by the function that asked for the memory: one of the module or
+# of the library in it.
+LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*\n +#0 .*\n"
+                  r" +#1 .*/(?:python/native|src/(?:base|core|device/\w+))/.*\n(?: +#.*\n)*", re.MULTILINE)
 
 
 def leak_report() -> str:

@@ -39,3 +39,21 @@ libc.free(ctypes.c_void_p(at))
 ctypes.memmove(ctypes.create_string_buffer(64), at, 64)
 """], text=True, capture_output=True)
     assert done.returncode != 0 and "heap-use-after-free" in done.stderr
+
+
+@pytest.mark.skipif("TSAN_OPTIONS" not in os.environ, reason="only in the variant py-tsan")
+def test_race_is_told() -> None:
+    done = subprocess.run([sys.executable, "-c", """
+import ctypes, threading
+data, other = ctypes.create_string_buffer(1 << 14), ctypes.create_string_buffer(1 << 14)
+copy = ctypes.CDLL(None).memmove  # lets go of the GIL
+def run():
+    for _ in range(300):
+        copy(data, other, len(data))
+threads = [threading.Thread(target=run) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""], text=True, capture_output=True)
+    assert done.returncode == 66 and "data race" in done.stderr
