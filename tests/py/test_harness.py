@@ -45,15 +45,15 @@ ctypes.memmove(ctypes.create_string_buffer(64), at, 64)
 def test_race_is_told() -> None:
     done = subprocess.run([sys.executable, "-c", """
 import ctypes, threading
-data, other = ctypes.create_string_buffer(1 << 14), ctypes.create_string_buffer(1 << 14)
+data, other = ctypes.create_string_buffer(1 << 20), ctypes.create_string_buffer(1 << 20)
 copy = ctypes.CDLL(None).memmove  # lets go of the GIL
 def run():
-    for _ in range(300):
+    for _ in range(200):
         copy(data, other, len(data))
 threads = [threading.Thread(target=run) for _ in range(2)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-"""], text=True, capture_output=True)
+"""], text=True, capture_output=True, env=os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
     assert done.returncode == 66 and "data race" in done.stderr
