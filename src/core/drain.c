@@ -183,18 +183,14 @@ static side_status check_sink_blocks(side_pipeline *p, bool *all_pinned)
 
     *all_pinned = true;
     for (uint64_t i = 0; r == SIDE_OK && i < s->items; i++) {
-        side_memory_kind first = SIDE_MEMORY_PINNED, last = SIDE_MEMORY_PINNED;
-        if (s->blocks[i].bytes == 0)
+        const side_block *b = &s->blocks[i];
+        bool pinned = true;
+        if (b->bytes == 0)
             continue;
-        if (s->blocks[i].data == NULL)
+        if (b->data == NULL)
             return error_set(SIDE_INVALID, "side_pipeline_create", "sink block %llu is NULL", (unsigned long long)i);
-        r = side_memory_get_kind(p->device, s->blocks[i].data, &first);
-        if (r == SIDE_OK)
-            r = side_memory_get_kind(p->device, (const char *)s->blocks[i].data + s->blocks[i].bytes - 1, &last);
-        if (r == SIDE_OK && (first == SIDE_MEMORY_DEVICE || last == SIDE_MEMORY_DEVICE))
-            r = error_set(SIDE_INVALID, "side_pipeline_create", "sink block %llu is device memory",
-                          (unsigned long long)i);
-        *all_pinned = *all_pinned && first == SIDE_MEMORY_PINNED && last == SIDE_MEMORY_PINNED;
+        r = staging_is_pinned(p->device, b->data, b->bytes, "side_pipeline_create", "sink block", i, &pinned);
+        *all_pinned = *all_pinned && pinned;
     }
     return r;
 }
@@ -223,7 +219,7 @@ side_status drain_create(side_pipeline *p)
     if (whole)
         p->drain_threads = 1;
     r = pipeline_staging(p, p->drain_threads, o->result_bytes, whole,
-                         p->feed.host_in != NULL ? (o->pinned_bytes + 1) / 2 : o->pinned_bytes, SITE_HOST_OUT,
+                         p->feed.stager.host != NULL ? (o->pinned_bytes + 1) / 2 : o->pinned_bytes, SITE_HOST_OUT,
                          &d->host_out, &got, &d->chunk_bytes);
     if (r != SIDE_OK)
         return r;

@@ -2,11 +2,8 @@
  *
  * The feeding side: source -> [host ring] -> H2D -> [device ring].
  *
- * A source is cut into pieces, in order. Fill threads pop a piece and a staging slot together (under `pop`, so that slots are granted in the order of the
- * pieces and the oldest piece can always go on), fill it in parallel, and put it into the window of ready pieces. Whoever completes the next piece in
- * order becomes the issuer and queues all that are ready. So the copies of one item lie together on the H2D stream, and the item's filled event
- * covers nothing of the next one.
- */
+ * Staged sources go through the stager (stage.h): fill threads of the pipeline's cut and fill, whoever completes the next piece in order issues it. Where all blocks
+ * are pinned, the driver queues the copies itself. */
 #include "pipeline.h"
 
 #include "alloc.h"
@@ -36,23 +33,15 @@ static side_status copy_piece(side_pipeline *p, const struct piece *piece, const
     return r;
 }
 
-static side_status issue(side_pipeline *p, const struct piece *piece)
+static side_status issue(void *owner, const struct piece *piece, const void *staged)
 {
+    side_pipeline *p = owner;
     const side_source *s = &p->options.source;
     side_status r = piece->offset == 0 ? issue_first(p, piece) : SIDE_OK;
 
-    if (r != SIDE_OK)
-        return r;
-    if (piece->direct) {
-        r = copy_piece(p, piece, (const char *)s->blocks[piece->block].data + piece->block_offset);
-    } else {
-        side_slot staged;
-        r = side_slots_take(p->feed.host_in, piece->slot.key, p->h2d, &staged);
-        if (r == SIDE_OK)
-            r = copy_piece(p, piece, staged.data);
-        if (r == SIDE_OK)
-            r = side_slots_release(p->feed.host_in, &staged, p->h2d);
-    }
+    if (r == SIDE_OK)
+        r = copy_piece(p, piece,
+                       staged != NULL ? staged : (const char *)s->blocks[piece->block].data + piece->block_offset);
     if (r != SIDE_OK)
         return r;
     p->in_meta[p->feed.slot.index].bytes += piece->bytes;
@@ -60,82 +49,35 @@ static side_status issue(side_pipeline *p, const struct piece *piece)
     return piece->last ? side_slots_publish(p->in, &p->feed.slot, p->h2d, NULL) : SIDE_OK;
 }
 
-/* Puts a filled piece into the window; issues what is next in order, unless another thread is at it. */
-static side_status hand_over(side_pipeline *p, const struct piece *piece)
-{
-    struct feed *f = &p->feed;
-    side_status r = SIDE_OK;
-
-    pthread_mutex_lock(&f->issue);
-    f->ready[piece->number % f->ready_count] = *piece;
-    f->is_ready[piece->number % f->ready_count] = true;
-    if (!f->issuing) {
-        f->issuing = true;
-        while (r == SIDE_OK && f->is_ready[f->issued % f->ready_count]) {
-            struct piece next = f->ready[f->issued % f->ready_count];
-            pthread_mutex_unlock(&f->issue);
-            r = issue(p, &next);
-            pthread_mutex_lock(&f->issue);
-            f->is_ready[f->issued % f->ready_count] = false;
-            f->issued++;
-            pthread_cond_broadcast(&f->issued_some);
-        }
-        f->issuing = r != SIDE_OK; /* after a failure nobody goes on: `slot` may be of the item before */
-        if (r == SIDE_OK && f->issued == f->total)
-            slots_close(p->in);
-    }
-    pthread_mutex_unlock(&f->issue);
-    return r;
-}
-
 /* ---------------------------------------------------------------- filling, in parallel */
 
-/* Keeps the window of ready pieces from running over: pinned pieces take no staging slot that would. */
-static side_status wait_room(side_pipeline *p, uint64_t number)
+static side_status cut(void *owner, struct piece *out)
 {
-    struct feed *f = &p->feed;
-    side_status r = SIDE_OK;
-
-    pthread_mutex_lock(&f->issue);
-    while (r == SIDE_OK && number - f->issued >= f->ready_count) {
-        os_cond_wait_until(&f->issued_some, &f->issue, os_now_ns() + 20000000u);
-        r = pipeline_check(p);
-    }
-    pthread_mutex_unlock(&f->issue);
-    return r;
+    side_pipeline *p = owner;
+    return cut_next(p, &p->feed.cursor, out);
 }
 
-static side_status pop_staged(side_pipeline *p, struct piece *out)
+static bool is_over(void *owner)
 {
-    struct feed *f = &p->feed;
-    struct cursor *c = &f->cursor;
-    side_status r;
+    side_pipeline *p = owner;
+    return atomic_load(&p->feed.stop) && cut_at_item(p, &p->feed.cursor);
+}
 
-    if (p->options.source.kind == SIDE_END_CALLBACK) {
-        r = side_slots_acquire(f->host_in, 0, NULL, &out->slot);
-        if (r != SIDE_OK)
-            return r;
-        uint64_t t = os_now_ns();
-        r = cut_next(p, c, out);
-        atomic_fetch_add(&p->fill_ns, os_now_ns() - t);
-        if (r == SIDE_END) {
-            side_status a = side_slots_abandon(f->host_in, &out->slot, NULL);
-            r = a == SIDE_OK ? r : a;
-        }
-        return r;
-    }
-    r = cut_next(p, c, out);
-    if (r == SIDE_OK && !out->direct)
-        r = side_slots_acquire(f->host_in, 0, NULL, &out->slot);
-    return r;
+static side_status check(void *owner)
+{
+    return pipeline_check(owner);
+}
+
+static void ended(void *owner)
+{
+    side_pipeline *p = owner;
+    slots_close(p->in);
 }
 
 void feed_stop(side_pipeline *p)
 {
-    struct feed *f = &p->feed;
-
-    atomic_store(&f->stop, true);
-    if (f->host_in == NULL)
+    atomic_store(&p->feed.stop, true);
+    if (p->feed.stager.host == NULL)
         slots_close(p->in);
 }
 
@@ -144,44 +86,6 @@ bool feed_is_past(side_pipeline *p, uint64_t item)
     if (p->options.source.kind == SIDE_END_BLOCKS)
         return item >= p->options.source.items;
     return slots_is_past(p->in, item);
-}
-
-/* There are no pieces after those popped: whoever issues the last of them closes the device ring; if that is done, we do. */
-static side_status end(side_pipeline *p)
-{
-    struct feed *f = &p->feed;
-
-    pthread_mutex_lock(&f->issue);
-    f->total = f->cursor.number;
-    if (f->issued == f->total)
-        slots_close(p->in);
-    pthread_mutex_unlock(&f->issue);
-    return SIDE_END;
-}
-
-/* The next piece with its staging slot; SIDE_END once there are no more. */
-static side_status pop(side_pipeline *p, struct piece *out)
-{
-    struct feed *f = &p->feed;
-    side_status r;
-
-    pthread_mutex_lock(&f->pop);
-    if (f->ended || (atomic_load(&f->stop) && cut_at_item(p, &f->cursor)))
-        r = SIDE_END;
-    else
-        r = wait_room(p, f->cursor.number);
-    if (r == SIDE_OK)
-        r = pop_staged(p, out);
-    if (r == SIDE_OK)
-        out->number = f->cursor.number++;
-    if (r == SIDE_END && !f->ended) {
-        f->ended = true;
-        r = end(p);
-    } else if (r != SIDE_OK) {
-        f->ended = true; /* the cursor may have passed a piece that nobody has: what comes after it must not go out */
-    }
-    pthread_mutex_unlock(&f->pop);
-    return r;
 }
 
 static void fill_blocks(const side_pipeline *p, const struct piece *piece)
@@ -212,20 +116,24 @@ static side_status fill_file(const side_pipeline *p, const struct piece *piece)
     return r;
 }
 
-static side_status fill(side_pipeline *p, const struct piece *piece)
+static side_status fill(void *owner, const struct piece *piece)
 {
-    side_status r = SIDE_OK;
-    uint64_t t = os_now_ns();
+    const side_pipeline *p = owner;
 
-    if (piece->direct)
-        return SIDE_OK;
-    if (p->options.source.kind == SIDE_END_BLOCKS)
-        fill_blocks(p, piece);
-    else if (p->options.source.kind == SIDE_END_FILE)
-        r = fill_file(p, piece);
-    atomic_fetch_add(&p->fill_ns, os_now_ns() - t);
-    return r == SIDE_OK ? side_slots_publish(p->feed.host_in, &piece->slot, NULL, NULL) : r;
+    if (p->options.source.kind == SIDE_END_FILE)
+        return fill_file(p, piece);
+    fill_blocks(p, piece);
+    return SIDE_OK;
 }
+
+static const struct stager_ops stager_ops = {
+    .is_over = is_over,
+    .cut = cut,
+    .fill = fill,
+    .issue = issue,
+    .check = check,
+    .ended = ended,
+};
 
 void *pipeline_fill_thread(void *pipeline)
 {
@@ -233,15 +141,7 @@ void *pipeline_fill_thread(void *pipeline)
     uint64_t pass = 0;
 
     while (pipeline_thread_start(p, &pass)) {
-        struct piece piece = {0};
-        side_status r;
-        while ((r = pop(p, &piece)) == SIDE_OK) {
-            r = fill(p, &piece);
-            if (r == SIDE_OK)
-                r = hand_over(p, &piece);
-            if (r != SIDE_OK)
-                break;
-        }
+        side_status r = stager_work(&p->feed.stager);
         if (r != SIDE_END)
             pipeline_fail(p, r);
         pipeline_thread_done(p);
@@ -280,7 +180,7 @@ side_status feed_pump(side_pipeline *p, uint64_t need)
     side_status r = SIDE_OK;
     side_slot slot;
 
-    if (f->host_in != NULL)
+    if (f->stager.host != NULL)
         return SIDE_OK; /* the fill threads do it */
     if (need >= p->options.source.items)
         return SIDE_END;
@@ -303,20 +203,15 @@ side_status feed_pump(side_pipeline *p, uint64_t need)
 static side_status check_block(side_pipeline *p, uint64_t i, bool *all_pinned)
 {
     const side_block *b = &p->options.source.blocks[i];
-    side_memory_kind first = SIDE_MEMORY_PINNED, last = SIDE_MEMORY_PINNED;
+    bool pinned = true;
     side_status r = SIDE_OK;
 
     if (b->bytes != 0 && b->data == NULL)
         return error_set(SIDE_INVALID, "side_pipeline_create", "source block %llu is NULL", (unsigned long long)i);
-    if (b->bytes != 0) {
-        r = side_memory_get_kind(p->device, b->data, &first);
-        if (r == SIDE_OK)
-            r = side_memory_get_kind(p->device, (const char *)b->data + b->bytes - 1, &last);
-    }
-    if (r == SIDE_OK && (first == SIDE_MEMORY_DEVICE || last == SIDE_MEMORY_DEVICE))
-        r = error_set(SIDE_INVALID, "side_pipeline_create", "source block %llu is device memory", (unsigned long long)i);
-    p->feed.pinned[i] = first == SIDE_MEMORY_PINNED && last == SIDE_MEMORY_PINNED;
-    *all_pinned = *all_pinned && p->feed.pinned[i];
+    if (b->bytes != 0)
+        r = staging_is_pinned(p->device, b->data, b->bytes, "side_pipeline_create", "source block", i, &pinned);
+    p->feed.pinned[i] = pinned;
+    *all_pinned = *all_pinned && pinned;
     return r;
 }
 
@@ -355,21 +250,16 @@ static side_status staged_create(side_pipeline *p)
     uint32_t got = 0;
     side_status r;
 
-    r = pipeline_staging(p, p->fill_threads, o->item_bytes, whole, limit, SITE_HOST_IN, &f->host_in, &got,
+    r = pipeline_staging(p, p->fill_threads, o->item_bytes, whole, limit, SITE_HOST_IN, &f->stager.host, &got,
                          &f->chunk_bytes);
-    if (r != SIDE_OK)
-        return r;
-    f->ready_count = got + p->fill_threads;
-    f->ready = mem_zalloc(f->ready_count, sizeof(*f->ready));
-    f->is_ready = mem_zalloc(f->ready_count, sizeof(*f->is_ready));
-    return f->ready != NULL && f->is_ready != NULL ? SIDE_OK : SIDE_NO_MEMORY;
+    f->stager.stream = p->h2d;
+    f->stager.cut_fills = whole;
+    return r == SIDE_OK ? stager_window(&f->stager, got + p->fill_threads) : r;
 }
 
 void feed_init(side_pipeline *p)
 {
-    pthread_mutex_init(&p->feed.pop, NULL);
-    pthread_mutex_init(&p->feed.issue, NULL);
-    os_cond_init(&p->feed.issued_some);
+    stager_init(&p->feed.stager, &stager_ops, p);
 }
 
 side_status feed_create(side_pipeline *p)
@@ -392,23 +282,16 @@ side_status feed_create(side_pipeline *p)
 void feed_destroy(side_pipeline *p)
 {
     struct feed *f = &p->feed;
-    side_slots_destroy(f->host_in);
+    stager_finish(&f->stager);
     mem_free(f->pinned);
-    mem_free(f->ready);
-    mem_free(f->is_ready);
     mem_free(f->batch);
-    pthread_cond_destroy(&f->issued_some);
-    pthread_mutex_destroy(&f->issue);
-    pthread_mutex_destroy(&f->pop);
 }
 
 void feed_restart(side_pipeline *p)
 {
     struct feed *f = &p->feed;
+    stager_restart(&f->stager);
     memset(&f->cursor, 0, sizeof(f->cursor));
-    f->ended = false;
     atomic_store(&f->stop, false);
-    f->issued = 0;
     f->items_issued = 0;
-    f->total = UINT64_MAX;
 }

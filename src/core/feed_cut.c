@@ -5,8 +5,6 @@
 
 #include "error.h"
 
-#define DIRECT_FROM_BYTES ((size_t)256 << 10) /* pinned blocks below this are packed with their neighbours */
-
 /* SIZE_MAX where the sum does not fit. */
 size_t cut_item_bytes(const side_source *s, uint64_t block, uint32_t count)
 {
@@ -18,7 +16,7 @@ size_t cut_item_bytes(const side_source *s, uint64_t block, uint32_t count)
 
 static bool is_direct_block(const side_pipeline *p, uint64_t block)
 {
-    return p->feed.pinned[block] && p->options.source.blocks[block].bytes >= DIRECT_FROM_BYTES;
+    return p->feed.pinned[block] && p->options.source.blocks[block].bytes >= STAGE_DIRECT_FROM_BYTES;
 }
 
 static void cursor_enter_item(const side_pipeline *p, struct cursor *c)

@@ -14,10 +14,6 @@
 #define WHERE               "side_pipeline_create"
 #define DEFAULT_DEPTH       3u
 #define MAX_DEFAULT_THREADS 12u
-#define MAX_COPY_THREADS    8u /* memory to memory: more gain nothing (measured), where reads from files still do */
-#define DEFAULT_TIMEOUT_S   30.0
-#define CHUNK_BYTES         ((size_t)4 << 20)  /* measured, 8 threads: 1 MiB 48, 2 MiB 51.6, 4 MiB 53.2 GB/s */
-#define MIN_CHUNK_BYTES     ((size_t)64 << 10) /* smaller copies are all latency */
 
 uint32_t side_default_threads(void)
 {
@@ -39,7 +35,7 @@ side_status pipeline_fail(side_pipeline *p, side_status status)
     pthread_mutex_unlock(&p->mutex);
     side_slots_poison(p->in, status);
     side_slots_poison(p->out, status);
-    side_slots_poison(p->feed.host_in, status);
+    side_slots_poison(p->feed.stager.host, status);
     side_slots_poison(p->drain.host_out, status);
     return status;
 }
@@ -109,7 +105,7 @@ static side_status threads_create(side_pipeline *p)
 {
     side_status r = SIDE_OK;
 
-    for (uint32_t i = 0; r == SIDE_OK && p->feed.host_in != NULL && i < p->fill_threads; i++)
+    for (uint32_t i = 0; r == SIDE_OK && p->feed.stager.host != NULL && i < p->fill_threads; i++)
         r = thread_add(p, "side-fill", pipeline_fill_thread);
     if (r == SIDE_OK && p->drain.host_out != NULL)
         r = thread_add(p, "side-d2h", pipeline_d2h_thread);
@@ -177,20 +173,20 @@ static side_status check_numbers(const side_pipeline_options *o)
 static void choose(side_pipeline *p)
 {
     side_pipeline_options *o = &p->options;
-    uint32_t threads = o->threads != 0 ? o->threads : side_default_threads();
+    uint32_t threads = o->source.kind == SIDE_END_BLOCKS ? staging_threads(o->threads)
+                       : o->threads != 0                 ? o->threads
+                                                         : side_default_threads();
 
     p->disabled = os_env_flag("SIDESTREAM_DISABLE");
     p->depth = p->disabled ? 1 : o->depth != 0 ? o->depth : DEFAULT_DEPTH;
     p->window = p->disabled ? 1 : o->window != 0 ? o->window : p->depth > 1 ? 2 * p->depth : 4;
     p->stream_count = p->disabled ? 1 : o->streams != 0 ? o->streams : 1;
-    if (o->threads == 0 && o->source.kind == SIDE_END_BLOCKS && threads > MAX_COPY_THREADS)
-        threads = MAX_COPY_THREADS;
     threads = p->disabled ? 1 : threads;
     /* A callback is called by one thread at a time. Both ends staged: reading costs more than writing results, which are smaller as a rule. */
     p->fill_threads = o->source.kind == SIDE_END_CALLBACK ? 1 : threads;
     p->drain_threads = threads > 1 ? (threads + 1) / 2 : 1;
     if (o->timeout_s == 0)
-        o->timeout_s = DEFAULT_TIMEOUT_S;
+        o->timeout_s = STAGE_DEFAULT_TIMEOUT_S;
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -198,47 +194,24 @@ static void choose(side_pipeline *p)
 side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_bytes, bool whole, size_t limit_bytes,
                              int site, side_slots **slots, uint32_t *got, size_t *got_bytes)
 {
-    side_slots_options o = SIDE_SLOTS_OPTIONS_INIT;
-    size_t bytes = p->options.chunk_bytes != 0 ? p->options.chunk_bytes : CHUNK_BYTES, min_bytes;
-    uint32_t want = whole ? p->depth + 1 : 2 * threads;
+    struct staging want = staging_for(threads, whole ? item_bytes : p->options.chunk_bytes, item_bytes);
     side_status r;
 
-    bytes = whole || bytes > item_bytes ? item_bytes : bytes;
-    min_bytes = whole || bytes < MIN_CHUNK_BYTES ? bytes : MIN_CHUNK_BYTES;
-    o.where = SIDE_MEMORY_PINNED;
-    o.timeout_s = p->options.timeout_s;
-    o.count = want;
-    o.slot_bytes = bytes;
-    while (limit_bytes != 0 && o.count > 2 && slots_stride(o.slot_bytes) > limit_bytes / o.count)
-        o.count = o.count / 2 > 2 ? o.count / 2 : 2;
-    while (limit_bytes != 0 && slots_stride(o.slot_bytes) > limit_bytes / o.count && o.slot_bytes / 2 >= min_bytes)
-        o.slot_bytes /= 2;
-    if (limit_bytes != 0 && slots_stride(o.slot_bytes) > limit_bytes / o.count)
-        return error_set(SIDE_OVER_BUDGET, WHERE,
-                         "staging needs 2 pinned slots of %zu bytes at least; pinned_bytes allows %zu in all: raise it",
-                         slots_stride(o.slot_bytes), limit_bytes);
-    for (;;) {
-        r = side_slots_create(p->device, &o, slots);
-        if (r != SIDE_OVER_BUDGET && r != SIDE_NO_MEMORY)
-            break;
-        if (o.count > 2)
-            o.count = o.count / 2 > 2 ? o.count / 2 : 2;
-        else if (o.slot_bytes / 2 >= min_bytes)
-            o.slot_bytes /= 2;
-        else
-            break;
-    }
+    want.where = WHERE;
+    want.component = "pipeline";
+    want.timeout_s = p->options.timeout_s;
+    want.limit_bytes = limit_bytes;
+    want.whole = whole;
+    if (whole)
+        want.count = p->depth + 1;
+    r = staging_create(p->device, &want, slots);
     if (r != SIDE_OK)
         return r;
-    if (o.count != want || o.slot_bytes != bytes)
-        log_message(SIDE_LEVEL_WARN, "pipeline",
-                    "staging uses %u slots of %zu bytes instead of %u of %zu: pinned memory is short", o.count,
-                    o.slot_bytes, want, bytes);
     slots_configure(*slots, site, &p->cancelled);
-    p->pinned_bytes += o.count * slots_stride(o.slot_bytes);
-    p->staging_slots += o.count;
-    *got = o.count;
-    *got_bytes = o.slot_bytes;
+    p->pinned_bytes += want.count * slots_stride(want.bytes);
+    p->staging_slots += want.count;
+    *got = want.count;
+    *got_bytes = want.bytes;
     return SIDE_OK;
 }
 

@@ -2,7 +2,7 @@
  *
  * The inside of a pipeline, shared by its files:
  *   pipeline.c  create and destroy, memory, threads
- *   feed.c      source -> [host ring] -> H2D -> [device ring]; feed_cut.c cuts the source into pieces
+ *   feed.c      source -> [host ring] -> H2D -> [device ring], by a stager (stage.h); feed_cut.c cuts the source into pieces
  *   drain.c     [device ring] -> D2H -> [host ring] -> sink
  *   run.c       the driver: window, compute, push and pull
  *
@@ -23,29 +23,16 @@
 
 #include "fence.h"
 #include "slots.h"
+#include "stage.h"
 
 #define PIPELINE_MAX_DEPTH   64
 #define PIPELINE_MAX_STREAMS 16
 #define PIPELINE_MAX_WINDOW  1024
-#define PIPELINE_MAX_THREADS 64
-
-/* A run of an item's bytes that travels as one copy. */
-struct piece {
-    uint64_t item;
-    uint64_t number; /* of the piece, from the start of the pass */
-    size_t offset;   /* in the item */
-    size_t bytes;
-    uint64_t block; /* BLOCKS: where the cursor stood */
-    size_t block_offset;
-    uint64_t position; /* FILE: offset in the file */
-    bool last;         /* of its item */
-    bool direct;       /* read from pinned caller memory, no staging slot */
-    side_slot slot;    /* staging */
-};
+#define PIPELINE_MAX_THREADS STAGE_MAX_THREADS
 
 /* Walks a source from its first byte to its last. */
 struct cursor {
-    uint64_t item, block, position, number;
+    uint64_t item, block, position;
     size_t block_offset, item_offset, item_bytes;
     uint32_t item_blocks; /* left in this item */
 };
@@ -64,22 +51,12 @@ struct finished {
 };
 
 struct feed {
-    side_slots *host_in; /* NULL: direct */
+    struct stager stager; /* its host ring is NULL: direct */
     size_t chunk_bytes;
     unsigned char *pinned; /* one flag a block */
-    pthread_mutex_t pop; /* guards cursor, ended; held while a staging slot is acquired, so that slots go out in order */
-    struct cursor cursor;
-    bool ended;       /* no more pieces in this pass */
+    struct cursor cursor;  /* staged: under the stager's `pop`; direct: the driver's */
     atomic_bool stop; /* end at the next item: the pass is broken off. Not under `pop`, which is held while waiting for what the stop brings on */
-    pthread_mutex_t issue; /* guards ready, issued, issuing */
-    pthread_cond_t issued_some;
-    struct piece *ready; /* window of filled pieces by number % ready_count */
-    bool *is_ready;
-    uint32_t ready_count;
-    uint64_t issued;   /* pieces */
-    uint64_t total;    /* pieces in the pass, once known; UINT64_MAX before */
-    bool issuing;      /* some thread is in the issue loop: the only one that touches `slot` */
-    side_slot slot;    /* device slot of the item whose pieces are being issued */
+    side_slot slot;   /* the issuer's: device slot of the item whose pieces are being issued */
     side_piece *batch; /* direct: the pieces of one item */
     uint32_t batch_count;
     uint64_t items_issued; /* driver, direct */
@@ -132,7 +109,7 @@ struct side_pipeline {
     uint64_t held_by[PIPELINE_MAX_DEPTH]; /* pull: number + 1 of the item that is held in a slot of the ring; 0: none */
     uint64_t bytes_out;
     side_pipeline_stats stats;
-    atomic_ullong bytes_in, fill_ns, drain_ns;
+    atomic_ullong bytes_in, drain_ns;
 };
 
 /* The first failure wins; poisons all rings so that nobody waits for what will not come. Takes the calling thread's error detail. Returns status. */
@@ -177,9 +154,8 @@ side_status drain_check(const side_pipeline *p, uint64_t item, size_t bytes);
 /* Direct sink: queues the copy of result `item`, which is published. */
 side_status drain_direct(side_pipeline *p, uint64_t item);
 
-/* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items. Two slots a thread, so that
- * threads that finish together leave the copy engine work while they start again; fewer slots (down to 2), then smaller chunks, where limit_bytes (0: none),
- * the pool's budget or memory are short. */
+/* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items; less where limit_bytes (0: none)
+ * or memory are short. */
 side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_bytes, bool whole, size_t limit_bytes,
                              int site, side_slots **slots, uint32_t *got, size_t *got_bytes);
 

@@ -24,8 +24,8 @@ static side_status pass_begin(side_pipeline *p)
 
     if (r == SIDE_OK && p->out != NULL)
         r = slots_restart(p->out);
-    if (r == SIDE_OK && p->feed.host_in != NULL)
-        r = slots_restart(p->feed.host_in);
+    if (r == SIDE_OK && p->feed.stager.host != NULL)
+        r = slots_restart(p->feed.stager.host);
     if (r == SIDE_OK && p->drain.host_out != NULL)
         r = slots_restart(p->drain.host_out);
     if (r != SIDE_OK)
@@ -37,7 +37,7 @@ static side_status pass_begin(side_pipeline *p)
     p->pulled = false;
     memset(p->held_by, 0, sizeof(p->held_by));
     atomic_store(&p->bytes_in, 0);
-    atomic_store(&p->fill_ns, 0);
+    atomic_store(&p->feed.stager.fill_ns, 0);
     atomic_store(&p->drain_ns, 0);
     p->stats.source_wait_s = p->stats.sink_wait_s = p->stats.device_wait_s = 0;
     p->in_pass = true;
@@ -131,7 +131,7 @@ static void set_stats(side_pipeline *p)
     s->bytes_in = atomic_load(&p->bytes_in);
     s->bytes_out = p->bytes_out;
     s->time_s = (double)(now(p) - p->start_ns) * 1e-9;
-    s->stage_busy_s = (double)atomic_load(&p->fill_ns) * 1e-9;
+    s->stage_busy_s = (double)atomic_load(&p->feed.stager.fill_ns) * 1e-9;
     s->drain_busy_s = (double)atomic_load(&p->drain_ns) * 1e-9;
 }
 
@@ -207,10 +207,10 @@ static side_status item_begin(side_pipeline *p, side_stream *stream, side_item *
     if (r == SIDE_OK)
         r = feed_pump(p, number);
     memset(item, 0, sizeof(*item));
-    t = p->feed.host_in != NULL ? now(p) : 0; /* the direct kinds never block here */
+    t = p->feed.stager.host != NULL ? now(p) : 0; /* the direct kinds never block here */
     if (r == SIDE_OK)
         r = side_slots_take(p->in, number, stream, &item->slot);
-    if (p->feed.host_in != NULL)
+    if (p->feed.stager.host != NULL)
         p->stats.source_wait_s += (double)(now(p) - t) * 1e-9;
     if (r != SIDE_OK)
         return r;

@@ -244,14 +244,14 @@ side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream 
     return acquire(slots, key, writer, true, slot, "side_slots_try_acquire");
 }
 
-/* No fence covers what is queued on `stream`: nobody goes on, and it is over before the caller hears of it. (A pipeline drains all its streams.) */
+/* No fence covers what is queued on `stream`: nobody goes on, and it is over before the caller hears of it. */
 static side_status end_failed(side_slots *t, side_status why, side_stream *stream)
 {
     side_error cause;
 
     error_copy(&cause);
     poison_with(t, why);
-    if (stream != NULL && t->cancel == NULL && !device_stream_drain(stream, t->timeout_s)) {
+    if (stream != NULL && t->drains_own && !device_stream_drain(stream, t->timeout_s)) {
         pthread_mutex_lock(&t->mutex);
         t->uncovered = true;
         pthread_mutex_unlock(&t->mutex);
@@ -508,6 +508,13 @@ void side_slots_poison(side_slots *slots, side_status why)
 {
     if (slots != NULL && os_fork_generation() == slots->fork_generation)
         poison_with(slots, why < 0 ? why : SIDE_CANCELLED);
+}
+
+void slots_wake(side_slots *slots)
+{
+    pthread_mutex_lock(&slots->mutex);
+    pthread_cond_broadcast(&slots->changed);
+    pthread_mutex_unlock(&slots->mutex);
 }
 
 bool slots_is_past(side_slots *slots, uint64_t number)

@@ -9,6 +9,10 @@
 
 /* Which ring this is (enum fence_site, the even value) and whose flag ends every blocking call with SIDE_CANCELLED (NULL: none). Before first use. */
 void slots_configure(side_slots *slots, int site, const atomic_bool *cancel);
+/* Blocked callers look at the cancel flag now, not at their next turn. */
+void slots_wake(side_slots *slots);
+/* With a cancel flag, but no owner who drains the streams of others: a record that fails waits for its stream, as without a flag. Before first use. */
+void slots_drain_own(side_slots *slots);
 /* RING: nothing more will be acquired: take of numbers not given out so far returns SIDE_END. */
 void slots_close(side_slots *slots);
 /* RING: closed, and before this number. */

@@ -130,6 +130,7 @@ side_status side_slots_create(side_device *device, const side_slots_options *opt
     t->where = o.where;
     t->timeout_s = o.timeout_s > 0 ? o.timeout_s : DEFAULT_TIMEOUT_S;
     t->site = SITE_NONE;
+    t->drains_own = true;
     t->validate = os_env_flag("SIDESTREAM_VALIDATE");
     t->end = UINT64_MAX;
     t->free.head = t->free.tail = t->recent.head = t->recent.tail = NO_SLOT;
@@ -156,6 +157,12 @@ void slots_configure(side_slots *slots, int site, const atomic_bool *cancel)
 {
     slots->site = site;
     slots->cancel = cancel;
+    slots->drains_own = cancel == NULL;
+}
+
+void slots_drain_own(side_slots *slots)
+{
+    slots->drains_own = true;
 }
 
 /* ---------------------------------------------------------------- drain and destroy */

@@ -60,6 +60,7 @@ struct side_slots {
     int site;
     const atomic_bool *cancel;
     bool validate;
+    bool drains_own; /* a record that fails waits for its stream; false: the owner drains all streams */
     side_pool *pool; /* PINNED and ours */
     void *slab;      /* ours, or NULL */
     pthread_mutex_t mutex;
