@@ -7,6 +7,7 @@
  *   pinned host memory, and on top of them
  *     slots      memory with a "filled" fence and "drained" fences: race-free reuse   sidestream/slots.h
  *     pipelines  source -> H2D -> compute -> D2H -> sink, all lanes at once          sidestream/pipeline.h
+ *     feeders    batches that come when they come, and are kept as long as one likes sidestream/feeder.h
  *     timelines  what overlapped, what did not, and what the bound is               sidestream/timeline.h
  *
  * Ten lines
@@ -190,6 +191,9 @@ SIDE_API void side_stream_destroy(side_stream *stream);
 /* The CUstream, for the caller's own kernel launches; NULL on sim. */
 SIDE_API void *side_stream_native(side_stream *stream);
 SIDE_API side_device *side_stream_device(side_stream *stream);
+/* A stream whose work goes into a CUDA graph instead of to the device: events recorded there tell nothing about the work, and waits from outside end the capture.
+ * Asking does not. True also for the legacy stream while any stream that synchronises with it is captured. False on sim. */
+SIDE_API side_status side_stream_is_capturing(side_stream *stream, bool *capturing);
 /* Everything queued on `stream` after this runs after what `event` recorded last, at the time of this call. Does not block the host.
  * A never-recorded event counts as done. */
 SIDE_API side_status side_stream_wait(side_stream *stream, side_event *event);
@@ -350,5 +354,6 @@ SIDE_API side_status side_xxh3_end(const side_xxh3 *state, const void *tail, siz
 #include "sidestream/slots.h"
 #include "sidestream/timeline.h"
 #include "sidestream/pipeline.h"
+#include "sidestream/feeder.h"
 
 #endif

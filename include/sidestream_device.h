@@ -11,7 +11,7 @@
 
 #include "sidestream.h"
 
-#define SIDE_DEVICE_ABI 1
+#define SIDE_DEVICE_ABI 2
 
 typedef struct dev_stream dev_stream; /* defined by each device */
 typedef struct dev_event dev_event;
@@ -53,6 +53,8 @@ struct side_device_ops {
     side_status (*stream_wait)(dev_stream *stream, dev_event *event); /* queues; captures the event's state now */
     /* SIDE_AGAIN while work is queued or running. */
     side_status (*stream_query)(dev_stream *stream);
+    /* Into a graph, or about to be refused because of one; asking ends no capture. Devices without graphs say false. */
+    side_status (*stream_is_capturing)(dev_stream *stream, bool *capturing);
 
     side_status (*event_create)(dev_context *context, bool timing, dev_event **event);
     void (*event_destroy)(dev_event *event); /* also while recorded and pending */

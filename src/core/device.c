@@ -139,6 +139,16 @@ side_status side_stream_wait(side_stream *stream, side_event *event)
     return stream->device->ops->stream_wait(stream->handle, event->handle);
 }
 
+side_status side_stream_is_capturing(side_stream *stream, bool *capturing)
+{
+    side_status s = stream_check(stream, "side_stream_is_capturing");
+    if (s != SIDE_OK)
+        return s;
+    if (capturing == NULL)
+        return error_set(SIDE_INVALID, "side_stream_is_capturing", "capturing is NULL");
+    return stream->device->ops->stream_is_capturing(stream->handle, capturing);
+}
+
 side_status side_stream_sync(side_stream *stream, double timeout_s)
 {
     side_status s = stream_check(stream, "side_stream_sync");

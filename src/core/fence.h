@@ -24,11 +24,14 @@ struct fence {
 enum fence_site {
     SITE_NONE = -1,
     SITE_HOST_IN = 0, /* host ring of the source: acquire = fill waits for H2D; take = H2D waits for fill (host work: nothing to wait for) */
-    SITE_DEVICE_IN = 2,  /* device ring of items: acquire = H2D waits for compute; take = compute waits for H2D */
-    SITE_DEVICE_OUT = 4, /* device ring of results: acquire = compute waits for D2H; take = D2H waits for compute */
-    SITE_HOST_OUT = 6,   /* host ring of results: acquire = D2H waits for the sink; take = sink waits for D2H */
-    SITE_WINDOW = 8,     /* the host's bound on what is queued ahead */
-    SITE_COUNT = 10
+    SITE_DEVICE_IN = 2,    /* device ring of items: acquire = H2D waits for compute; take = compute waits for H2D */
+    SITE_DEVICE_OUT = 4,   /* device ring of results: acquire = compute waits for D2H; take = D2H waits for compute */
+    SITE_HOST_OUT = 6,     /* host ring of results: acquire = D2H waits for the sink; take = sink waits for D2H */
+    SITE_WINDOW = 8,       /* the host's bound on what is queued ahead */
+    SITE_FEED_HOST = 10,   /* a feeder's host ring: as SITE_HOST_IN */
+    SITE_FEED_DEVICE = 12, /* a feeder's device slots: acquire = H2D waits for readers, or for who used the memory before; take = a reader waits for H2D */
+    SITE_FEED_COPIED = 14, /* the host waits until the device has read the caller's memory */
+    SITE_COUNT = 16
 };
 
 /* stream NULL: the host, now. On failure the fence is as before: the caller must drain, since what was queued is not covered. */

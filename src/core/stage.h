@@ -43,7 +43,7 @@ struct stager_ops {
     side_status (*issue)(void *owner, const struct piece *piece, const void *staged);
     /* SIDE_OK, or why nobody may go on. */
     side_status (*check)(void *owner);
-    /* cut has said SIDE_END, and all pieces before were issued. Under `issue`. */
+    /* cut has said SIDE_END, and all pieces before were issued. Under `issue`. NULL where cut never does. */
     void (*ended)(void *owner);
 };
 
@@ -75,7 +75,8 @@ void stager_finish(struct stager *st);
 side_status stager_window(struct stager *st, uint32_t count);
 /* From the first piece again. No thread is at work. */
 void stager_restart(struct stager *st);
-/* A fill thread's work: SIDE_END once there are no more pieces, or the failure. */
+/* A fill thread's work: SIDE_END once there are no more pieces, or the failure. The thread blocks in acquires of the ring, which the owner can interrupt by the
+ * ring's cancel flag: the piece at hand, of which only the owner's issue hears then, is one that it does not want any more. */
 side_status stager_work(struct stager *st);
 
 /* ---------------------------------------------------------------- pinned memory for it */

@@ -34,7 +34,11 @@ static const struct {
     PIN(side_item, 128),
     PIN(side_pipeline_options, 248),
     PIN(side_pipeline_stats, 128),
-    PIN(struct side_device_ops, 272),
+    PIN(side_feed_piece, 24),
+    PIN(side_feed_item, 56),
+    PIN(side_feeder_options, 88),
+    PIN(side_feeder_stats, 160),
+    PIN(struct side_device_ops, 280),
 };
 
 T_TEST(public_structs_have_their_sizes)
@@ -51,6 +55,8 @@ T_TEST(options_have_no_holes)
     assert_int_equal(sizeof(side_pool_options), 3 * sizeof(size_t) + 2 * sizeof(uint32_t));
     assert_int_equal(sizeof(side_slots_options) % sizeof(size_t), 0);
     assert_int_equal(sizeof(side_pipeline_options) % sizeof(size_t), 0);
+    assert_int_equal(sizeof(side_feeder_options) % sizeof(size_t), 0);
+    assert_int_equal(offsetof(side_feeder_options, size), 0);
     assert_int_equal(offsetof(side_pool_options, size), 0);
     assert_int_equal(offsetof(side_slots_options, size), 0);
     assert_int_equal(offsetof(side_pipeline_options, size), 0);

@@ -52,6 +52,7 @@
     X(CUDA_ERROR_MPS_RPC_FAILURE, 806)                                       \
     X(CUDA_ERROR_MPS_CLIENT_TERMINATED, 810)                                 \
     X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)                            \
+    X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)                               \
     X(CUDA_ERROR_UNKNOWN, 999)                                               \
     X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                          \
     X(CU_DEVICE_ATTRIBUTE_INTEGRATED, 18)                                    \

@@ -238,6 +238,7 @@ const struct side_device_ops cuda_device_ops = {
     .stream_native = cuda_stream_native,
     .stream_wait = cuda_stream_wait,
     .stream_query = cuda_stream_query,
+    .stream_is_capturing = cuda_stream_is_capturing,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,

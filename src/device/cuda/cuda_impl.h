@@ -132,6 +132,7 @@ void cuda_stream_destroy(dev_stream *stream);
 void *cuda_stream_native(dev_stream *stream);
 side_status cuda_stream_wait(dev_stream *stream, dev_event *event);
 side_status cuda_stream_query(dev_stream *stream);
+side_status cuda_stream_is_capturing(dev_stream *stream, bool *capturing);
 side_status cuda_event_create(dev_context *context, bool timing, dev_event **event);
 void cuda_event_destroy(dev_event *event);
 side_status cuda_event_record(dev_event *event, dev_stream *stream);

@@ -121,6 +121,25 @@ side_status cuda_stream_query(dev_stream *stream)
     return status;
 }
 
+side_status cuda_stream_is_capturing(dev_stream *stream, bool *capturing)
+{
+    dev_context *context = stream->context;
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    side_status status = cuda_enter(context);
+
+    if (status != SIDE_OK)
+        return status;
+    CUresult r = context->cu->cuStreamIsCapturing(stream->handle, &capture);
+    /* The legacy stream's answer while a stream that synchronises with it is captured; that capture goes on. */
+    const bool implicit = r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (!implicit)
+        status = cuda_status(context, r, "cuStreamIsCapturing", "stream %p", (void *)stream->handle);
+    cuda_leave(context);
+    if (status == SIDE_OK)
+        *capturing = implicit || capture != CU_STREAM_CAPTURE_STATUS_NONE;
+    return status;
+}
+
 /* ---------------------------------------------------------------- events */
 
 side_status cuda_event_create(dev_context *context, bool timing, dev_event **event)

@@ -4,6 +4,7 @@
 #include "calls.h"
 
 #include "model.h"
+#include "sim.h"
 
 #include "alloc.h"
 #include "error.h"
@@ -105,6 +106,26 @@ side_status sim_stream_query(dev_stream *stream)
     side_status s = sim_enter(c, "sim.stream_query");
 
     return s != SIDE_OK ? s : sim_leave(c, query(c, stream->tail));
+}
+
+side_status sim_stream_is_capturing(dev_stream *stream, bool *capturing)
+{
+    dev_context *c = stream->context;
+    side_status s = sim_enter(c, "sim.stream_is_capturing");
+
+    if (s != SIDE_OK)
+        return s;
+    *capturing = stream->capturing;
+    return sim_leave(c, SIDE_OK);
+}
+
+void sim_capture(dev_stream *stream, bool capturing)
+{
+    dev_context *c = stream->context;
+
+    pthread_mutex_lock(&c->mutex);
+    stream->capturing = capturing;
+    pthread_mutex_unlock(&c->mutex);
 }
 
 /* ---------------------------------------------------------------- events */

@@ -17,6 +17,7 @@ void sim_stream_destroy(dev_stream *stream);
 void *sim_stream_native(dev_stream *stream);
 side_status sim_stream_wait(dev_stream *stream, dev_event *event);
 side_status sim_stream_query(dev_stream *stream);
+side_status sim_stream_is_capturing(dev_stream *stream, bool *capturing);
 
 side_status sim_event_create(dev_context *context, bool timing, dev_event **event);
 void sim_event_destroy(dev_event *event);

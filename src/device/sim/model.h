@@ -152,6 +152,7 @@ struct dev_stream {
     dev_context *context;
     uint64_t number;
     struct sim_node *tail; /* last node, NULL: nothing queued ever */
+    bool capturing;        /* says so; nothing else is different */
 };
 
 struct dev_event {

@@ -304,6 +304,7 @@ const struct side_device_ops sim_device_ops = {
     .stream_native = sim_stream_native,
     .stream_wait = sim_stream_wait,
     .stream_query = sim_stream_query,
+    .stream_is_capturing = sim_stream_is_capturing,
     .event_create = sim_event_create,
     .event_destroy = sim_event_destroy,
     .event_record = sim_event_record,

@@ -51,5 +51,7 @@ void sim_fault_clear(dev_context *context);
 uint64_t sim_violations(dev_context *context);
 /* Operations, waits and records kept because they have not both run and got their times. */
 size_t sim_pending(dev_context *context);
+/* From now on the stream says that it is (not) being captured; what is queued on it runs as ever. */
+void sim_capture(dev_stream *stream, bool capturing);
 
 #endif
