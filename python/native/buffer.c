@@ -143,7 +143,7 @@ static void buffer_dealloc(PyObject *object)
     Py_XDECREF(self->owner);
     PyObject_Free(object);
     Py_DECREF(type);
-    life_sweep();
+    native_sweep();
 }
 
 static int buffer_getbuffer(PyObject *object, Py_buffer *view, int flags)

@@ -109,7 +109,7 @@ static void device_dealloc(PyObject *object)
     device_drop(self->ref);
     PyObject_Free(object);
     Py_DECREF(type);
-    life_sweep();
+    native_sweep();
 }
 
 static PyObject *device_close(PyObject *object, PyObject *unused)
@@ -122,7 +122,7 @@ static PyObject *device_close(PyObject *object, PyObject *unused)
     device_drop(ref);
     if (!life_is_over())
         native_streams_reap();
-    life_sweep();
+    native_sweep();
     Py_RETURN_NONE;
 }
 

@@ -120,7 +120,7 @@ static void event_dealloc(PyObject *object)
     }
     PyObject_Free(object);
     Py_DECREF(type);
-    life_sweep();
+    native_sweep();
 }
 
 static PyObject *event_record(PyObject *object, PyObject *arg)

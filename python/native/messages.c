@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
 
 enum { QUEUE = 64, TEXT = 360 };
 
@@ -132,9 +133,34 @@ int native_enter(void)
         PyErr_SetString(PyExc_RuntimeError, "sidestream: the interpreter is exiting");
         return -1;
     }
-    life_sweep();
+    native_sweep();
     native_drain_log();
     return 0;
+}
+
+static _Thread_local int callbacks; /* that this thread is in */
+
+void native_callback_begin(void)
+{
+    callbacks++;
+}
+
+void native_callback_end(void)
+{
+    callbacks--;
+}
+
+void native_sweep(void)
+{
+    if (callbacks == 0)
+        life_sweep();
+}
+
+void native_sleep(double seconds)
+{
+    struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+
+    nanosleep(&t, NULL);
 }
 
 int native_parse(PyObject *args, PyObject *kwargs, const char *format, const char *const *names, ...)

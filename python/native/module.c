@@ -3,6 +3,7 @@
  * The extension module sidestream._native: CPython's limited API (3.11) over the public C API. One interpreter a process: types and lists are
  * the process's. */
 #include "native.h"
+#include "pipeline.h"
 
 static PyObject *native_version(PyObject *module, PyObject *unused)
 {
@@ -16,8 +17,9 @@ static PyMethodDef native_methods[] = {
 };
 
 /* What each area adds, in an order that its types need. */
-static int (*const areas[])(PyObject *module) = {errors_add, device_add, stream_add, event_add,
-                                                 buffer_add, pool_add,   ops_add};
+static int (*const areas[])(PyObject *module) = {errors_add, device_add,   stream_add, event_add,
+                                                 buffer_add, pool_add,     ops_add,    slots_add,
+                                                 slot_add,   timeline_add, item_add,   pipeline_add};
 
 static struct PyModuleDef native_module = {
     PyModuleDef_HEAD_INIT,

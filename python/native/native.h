@@ -57,6 +57,12 @@ int errors_add(PyObject *module);
 void native_drain_log(void);
 int messages_begin(void);
 
+/* life_sweep, but in a callback of the library's: a burial there could wait for the very thread that it runs on. */
+void native_sweep(void);
+void native_callback_begin(void);
+void native_callback_end(void);
+/* Without the GIL. */
+void native_sleep(double seconds);
 /* What every entry point does first: sweeps and drains. Returns -1 with an exception once the interpreter finalises. */
 int native_enter(void);
 /* PyArg_ParseTupleAndKeywords, of constant strings. */
@@ -117,6 +123,8 @@ typedef struct stream_object {
 /* The handle in a Stream, borrowed; NULL with an exception. native_stream_or_none: None gives NULL and no exception; `failed` tells the two apart. */
 struct stream_ref *native_stream(PyObject *object, const char *what);
 struct stream_ref *native_stream_or_none(PyObject *object, const char *what, bool *failed);
+/* A Stream of a Device; NULL with an exception. */
+PyObject *native_stream_new(PyObject *device);
 /* With the GIL: holds `object` until what is queued on the stream so far is done on the device. Out of memory: waits for the stream. Keeps a pending
  * exception. */
 void native_stream_keep(struct stream_ref *ref, PyObject *object);
@@ -241,6 +249,9 @@ struct operand {
 /* From a Buffer, an object with the buffer protocol, or one with DLPack; contiguous. `stream` is where it will be used: the operand is ready there.
  * -1 with an exception that names `what`. */
 int operand_get(struct operand *operand, PyObject *object, struct stream_ref *stream, bool writes, const char *what);
+/* The same of memory that the host reaches, now. */
+int operand_get_host(struct operand *operand, PyObject *object, struct device_ref *device, bool writes,
+                     const char *what);
 /* The work is queued (or failed, perhaps half-way). */
 void operand_used(struct operand *operand, struct stream_ref *stream, bool writes);
 void operand_drop(struct operand *operand);
@@ -260,6 +271,32 @@ int ops_add(PyObject *module);
 
 PyObject *device_pool(PyObject *device, void *unused);
 int pool_add(PyObject *module);
+
+/* ---------------------------------------------------------------- slots.c, slot.c */
+
+/* Counted apart from the Python object: slots that are held, and exports of their memory, hold it. */
+struct slots_ref {
+    atomic_size_t refs;
+    struct device_ref *device;
+    side_slots *slots;
+    side_memory_kind kind;
+    unsigned forks;
+    struct grave grave;
+};
+
+struct slots_ref *slots_hold(struct slots_ref *ref);
+void slots_drop(void *parent); /* any thread; NULL is fine */
+/* A Slot that acquire (`writes`) or take gave; NULL with an exception, and then the slot went back. */
+PyObject *slot_new(struct slots_ref *ref, PyObject *owner, const side_slot *slot, struct stream_ref *stream,
+                   bool writes);
+int slots_add(PyObject *module);
+int slot_add(PyObject *module);
+
+/* ---------------------------------------------------------------- timeline.c */
+
+/* The log in a Log, borrowed; None and NULL give NULL and no exception. */
+side_log *native_log(PyObject *object, const char *what, bool *failed);
+int timeline_add(PyObject *module);
 
 /* ---------------------------------------------------------------- waiting */
 

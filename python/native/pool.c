@@ -118,7 +118,7 @@ static void pool_dealloc(PyObject *object)
     Py_XDECREF(self->owner);
     PyObject_Free(object);
     Py_DECREF(type);
-    life_sweep();
+    native_sweep();
 }
 
 static struct pool_ref *pool_check(PyObject *object)

@@ -278,6 +278,11 @@ static PyObject *stream_object_new(PyTypeObject *type, PyObject *device, bool wr
     return (PyObject *)self;
 }
 
+PyObject *native_stream_new(PyObject *device)
+{
+    return stream_object_new(stream_type, device, false, NULL);
+}
+
 static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"device", NULL};
@@ -310,7 +315,7 @@ static void stream_dealloc(PyObject *object)
     Py_XDECREF(self->owner);
     PyObject_Free(object);
     Py_DECREF(type);
-    life_sweep();
+    native_sweep();
 }
 
 static PyObject *stream_record(PyObject *object, PyObject *args, PyObject *kwargs)

@@ -283,10 +283,10 @@ static int from_tensor(struct operand *operand, const dl_tensor *tensor, const s
 }
 
 /* A producer on a GPU is told our stream, which it makes wait for its own. */
-static PyObject *ask_capsule(PyObject *object, struct stream_ref *stream)
+static PyObject *ask_capsule(PyObject *object, struct stream_ref *stream, const char *what)
 {
     PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL), *method, *kwargs, *args, *capsule = NULL;
-    uintptr_t native = (uintptr_t)side_stream_native(stream->stream);
+    uintptr_t native = stream == NULL ? 0 : (uintptr_t)side_stream_native(stream->stream);
     int type, id;
 
     if (device == NULL || !PyArg_Parse(device, "(ii)", &type, &id)) {
@@ -294,6 +294,10 @@ static PyObject *ask_capsule(PyObject *object, struct stream_ref *stream)
         return NULL;
     }
     Py_DECREF(device);
+    if (stream == NULL && type == DL_CUDA) {
+        PyErr_Format(PyExc_ValueError, "%s must be host memory", what);
+        return NULL;
+    }
     method = PyObject_GetAttrString(object, "__dlpack__");
     args = PyTuple_New(0);
     kwargs = type == DL_CUDA ? Py_BuildValue("{s:K}", "stream", (unsigned long long)(native != 0 ? native : 1))
@@ -306,18 +310,18 @@ static PyObject *ask_capsule(PyObject *object, struct stream_ref *stream)
     return capsule;
 }
 
-static int from_dlpack(struct operand *operand, PyObject *object, struct stream_ref *stream, bool writes,
-                       const char *what)
+static int from_dlpack(struct operand *operand, PyObject *object, struct device_ref *device, struct stream_ref *stream,
+                       bool writes, const char *what)
 {
     const dl_managed_versioned *versioned;
     const dl_managed *plain;
 
-    operand->keep = ask_capsule(object, stream);
+    operand->keep = ask_capsule(object, stream, what);
     if (operand->keep == NULL)
         return -1;
     if (PyCapsule_IsValid(operand->keep, DL_CAPSULE)) {
         plain = PyCapsule_GetPointer(operand->keep, DL_CAPSULE);
-        return from_tensor(operand, &plain->tensor, stream->device, what);
+        return from_tensor(operand, &plain->tensor, device, what);
     }
     versioned = PyCapsule_GetPointer(operand->keep, DL_CAPSULE_VERSIONED);
     if (versioned == NULL)
@@ -326,15 +330,15 @@ static int from_dlpack(struct operand *operand, PyObject *object, struct stream_
         PyErr_Format(PyExc_ValueError, "%s is read-only", what);
         return -1;
     }
-    return from_tensor(operand, &versioned->tensor, stream->device, what);
+    return from_tensor(operand, &versioned->tensor, device, what);
 }
 
-static int from_buffer(struct operand *operand, buffer_object *buffer, struct stream_ref *stream, const char *what)
+static int from_buffer(struct operand *operand, buffer_object *buffer, struct device_ref *device, const char *what)
 {
     if (memory_check(buffer->memory) != 0)
         return -1;
-    if (buffer->memory->device != stream->device) {
-        PyErr_Format(PyExc_ValueError, "%s belongs to another opening of a device than the stream", what);
+    if (buffer->memory->device != device) {
+        PyErr_Format(PyExc_ValueError, "%s belongs to another opening of a device", what);
         return -1;
     }
     operand->keep = Py_NewRef((PyObject *)buffer);
@@ -361,24 +365,39 @@ static int look_up_kind(struct operand *operand, struct stream_ref *stream)
     return s == SIDE_OK ? 0 : -1;
 }
 
-int operand_get(struct operand *operand, PyObject *object, struct stream_ref *stream, bool writes, const char *what)
+static int get_any(struct operand *operand, PyObject *object, struct device_ref *device, struct stream_ref *stream,
+                   bool writes, const char *what)
 {
-    int r;
-
     memset(operand, 0, sizeof(*operand));
     if (native_is_buffer(object))
-        return from_buffer(operand, (buffer_object *)object, stream, what);
-    if (PyObject_CheckBuffer(object)) {
-        r = from_view(operand, object, writes, what);
-    } else if (PyObject_HasAttrString(object, "__dlpack__")) {
-        r = from_dlpack(operand, object, stream, writes, what);
-    } else {
-        PyErr_Format(PyExc_TypeError, "%s must be a Buffer, or have the buffer protocol or DLPack, not %R", what,
-                     (PyObject *)Py_TYPE(object));
+        return from_buffer(operand, (buffer_object *)object, device, what);
+    if (PyObject_CheckBuffer(object))
+        return from_view(operand, object, writes, what);
+    if (PyObject_HasAttrString(object, "__dlpack__"))
+        return from_dlpack(operand, object, device, stream, writes, what);
+    PyErr_Format(PyExc_TypeError, "%s must be a Buffer, or have the buffer protocol or DLPack, not %R", what,
+                 (PyObject *)Py_TYPE(object));
+    return -1;
+}
+
+int operand_get(struct operand *operand, PyObject *object, struct stream_ref *stream, bool writes, const char *what)
+{
+    if (get_any(operand, object, stream->device, stream, writes, what) == 0 && look_up_kind(operand, stream) == 0)
+        return 0;
+    operand_drop(operand);
+    return -1;
+}
+
+int operand_get_host(struct operand *operand, PyObject *object, struct device_ref *device, bool writes, const char *what)
+{
+    int r = get_any(operand, object, device, NULL, writes, what);
+
+    if (r == 0 && operand->kind == SIDE_MEMORY_DEVICE) {
+        PyErr_Format(PyExc_ValueError, "%s must be host memory", what);
         r = -1;
     }
-    if (r == 0)
-        r = look_up_kind(operand, stream);
+    if (r == 0 && operand->memory != NULL)
+        r = memory_wait_written(operand->memory);
     if (r != 0)
         operand_drop(operand);
     return r;
