@@ -313,12 +313,12 @@ PyDoc_STRVAR(buffer_doc,
 
 static PyMethodDef buffer_methods[] = {
     {"view", (PyCFunction)(void (*)(void))buffer_view, METH_VARARGS | METH_KEYWORDS,
-     "view(dtype=None, shape=None, offset=0)\n--\n\nThe same memory from `offset` (bytes) on, with another dtype or shape; one dimension over the rest where no shape is given."},
+     "view($self, dtype=None, shape=None, offset=0)\n--\n\nThe same memory from `offset` (bytes) on, with another dtype or shape; one dimension over the rest where no shape is given."},
     {"used_on", buffer_used_on, METH_O,
-     "used_on(stream)\n--\n\nWork of your own on `stream` uses the memory: it is not reused before what is queued there when the buffer dies is done."},
+     "used_on($self, stream, /)\n--\n\nWork of your own on `stream` uses the memory: it is not reused before what is queued there when the buffer dies is done."},
     {"__dlpack__", (PyCFunction)(void (*)(void))buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA DLPack capsule, as the array API says."},
-    {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "__dlpack_device__()\n--\n\n(type, number) of the device, as DLPack has them."},
+     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA DLPack capsule, as the array API says."},
+    {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\n(type, number) of the device, as DLPack has them."},
     {"__array__", (PyCFunction)(void (*)(void))buffer_array, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -615,20 +615,20 @@ PyDoc_STRVAR(pipeline_doc,
 
 static PyMethodDef pipeline_methods[] = {
     {"run", pipeline_run, METH_NOARGS,
-     "run()\n--\n\nRuns everything; returns when all results have arrived and nothing is in flight: a dict (see stats). May be called again: sources start anew. On an error or "
+     "run($self, /)\n--\n\nRuns everything; returns when all results have arrived and nothing is in flight: a dict (see stats). May be called again: sources start anew. On an error or "
      "cancel it drains first, and the pipeline cannot be used any more. Ctrl-C ends it. Raises Cancelled, Stuck, DeviceLost and what callbacks raised."},
     {"pull", pipeline_pull, METH_O,
-     "pull(stream)\n--\n\nIterates over the items, each ready on `stream`. Asking for the next one says that what is queued on `stream` so far has read (and its result written) the one "
+     "pull($self, stream, /)\n--\n\nIterates over the items, each ready on `stream`. Asking for the next one says that what is queued on `stream` so far has read (and its result written) the one "
      "before; it goes on where an earlier pull stopped (see rewind)."},
-    {"next", pipeline_next, METH_O, "next(stream)\n--\n\nThe next Item, ready on `stream`; None after the last. Several may be held, fewer than depth (WouldDeadlock)."},
+    {"next", pipeline_next, METH_O, "next($self, stream, /)\n--\n\nThe next Item, ready on `stream`; None after the last. Several may be held, fewer than depth (WouldDeadlock)."},
     {"done", (PyCFunction)(void (*)(void))pipeline_done, METH_VARARGS | METH_KEYWORDS,
-     "done(item, stream)\n--\n\nWhat is queued on `stream` so far has read the item, and written its result. Any order."},
-    {"rewind", pipeline_rewind, METH_NOARGS, "rewind()\n--\n\nBlocks until all results are in the sink; then the next item is the first. Items must be done."},
+     "done($self, item, stream)\n--\n\nWhat is queued on `stream` so far has read the item, and written its result. Any order."},
+    {"rewind", pipeline_rewind, METH_NOARGS, "rewind($self, /)\n--\n\nBlocks until all results are in the sink; then the next item is the first. Items must be done."},
     {"stats", pipeline_stats, METH_NOARGS,
-     "stats()\n--\n\nA dict: items, bytes_in, bytes_out, time_s (virtual on sim), source_wait_s, sink_wait_s, device_wait_s, stage_busy_s, drain_busy_s; as used: depth, window, "
+     "stats($self, /)\n--\n\nA dict: items, bytes_in, bytes_out, time_s (virtual on sim), source_wait_s, sink_wait_s, device_wait_s, stage_busy_s, drain_busy_s; as used: depth, window, "
      "streams, threads, staging_slots, chunk_bytes, pinned_bytes, device_bytes, disabled."},
-    {"cancel", pipeline_cancel, METH_NOARGS, "cancel()\n--\n\nFrom any thread: the run, or the pulling loop, raises Cancelled once callbacks have returned and all is drained."},
-    {"close", pipeline_close, METH_NOARGS, "close()\n--\n\nStops, waits for what is in flight, and lets go of arrays and callables. May be called again. Raises Stuck."},
+    {"cancel", pipeline_cancel, METH_NOARGS, "cancel($self, /)\n--\n\nFrom any thread: the run, or the pulling loop, raises Cancelled once callbacks have returned and all is drained."},
+    {"close", pipeline_close, METH_NOARGS, "close($self, /)\n--\n\nStops, waits for what is in flight, and lets go of arrays and callables. May be called again. Raises Stuck."},
     {"__enter__", pipeline_enter, METH_NOARGS, NULL},
     {"__exit__", pipeline_exit, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

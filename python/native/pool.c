@@ -231,13 +231,13 @@ PyDoc_STRVAR(pool_doc,
 "threads: that touch pages; 0: default. Device.pool is the device's own, with defaults.");
 
 static PyMethodDef pool_methods[] = {
-    {"alloc", pool_alloc, METH_O, "alloc(nbytes)\n--\n\nA Buffer of bytes. Raises OverBudget, OutOfHostMemory."},
+    {"alloc", pool_alloc, METH_O, "alloc($self, nbytes, /)\n--\n\nA Buffer of bytes. Raises OverBudget, OutOfHostMemory."},
     {"empty", (PyCFunction)(void (*)(void))pool_empty, METH_VARARGS | METH_KEYWORDS,
-     "empty(shape, dtype=\"uint8\")\n--\n\nA Buffer, not initialised; numpy.asarray(b) is its array. The memory goes back to the pool when the buffer, its views and its exports are gone, "
+     "empty($self, shape, dtype=\"uint8\")\n--\n\nA Buffer, not initialised; numpy.asarray(b) is its array. The memory goes back to the pool when the buffer, its views and its exports are gone, "
      "and is handed out again once the copies on it are done. May block while pages are pinned. Raises OverBudget, OutOfHostMemory."},
-    {"trim", pool_trim, METH_NOARGS, "trim()\n--\n\nUnpins what holds no block. Returns the bytes given back."},
+    {"trim", pool_trim, METH_NOARGS, "trim($self, /)\n--\n\nUnpins what holds no block. Returns the bytes given back."},
     {"stats", pool_stats, METH_NOARGS,
-     "stats()\n--\n\nA dict: budget_bytes, pinned_bytes (registered now), granted_bytes (handed out, rounding included), asked_bytes, pending_bytes (freed, "
+     "stats($self, /)\n--\n\nA dict: budget_bytes, pinned_bytes (registered now), granted_bytes (handed out, rounding included), asked_bytes, pending_bytes (freed, "
      "waiting for copies), slack_bytes, peak_pinned_bytes, blocks, regions, pin_s, huge_pages, registered."},
     {NULL, NULL, 0, NULL},
 };

@@ -254,14 +254,14 @@ PyDoc_STRVAR(slots_doc,
 
 static PyMethodDef slots_methods[] = {
     {"acquire", (PyCFunction)(void (*)(void))slots_acquire, METH_VARARGS | METH_KEYWORDS,
-     "acquire(writer=None, key=0, block=True)\n--\n\nA Slot to write: `writer` (a Stream) waits for the readers of what lay there before; None: the host does. Blocks until a "
+     "acquire($self, writer=None, key=0, block=True)\n--\n\nA Slot to write: `writer` (a Stream) waits for the readers of what lay there before; None: the host does. Blocks until a "
      "slot is free; block=False: None instead. key: of tables. Raises WouldDeadlock, Cancelled, Stuck."},
     {"take", (PyCFunction)(void (*)(void))slots_take, METH_VARARGS | METH_KEYWORDS,
-     "take(key, reader=None, block=True)\n--\n\nA Slot to read: item number (ring), slot number (list) or key (table). Blocks until it was published, and makes `reader` (a "
+     "take($self, key, reader=None, block=True)\n--\n\nA Slot to read: item number (ring), slot number (list) or key (table). Blocks until it was published, and makes `reader` (a "
      "Stream; None: the host) wait until it is filled. Raises NotFound, Cancelled, Stuck."},
-    {"cancel", slots_cancel, METH_NOARGS, "cancel()\n--\n\nAll waiting and later calls raise Cancelled; there is no way back."},
+    {"cancel", slots_cancel, METH_NOARGS, "cancel($self, /)\n--\n\nAll waiting and later calls raise Cancelled; there is no way back."},
     {"drain", (PyCFunction)(void (*)(void))slots_drain, METH_VARARGS | METH_KEYWORDS,
-     "drain(timeout=30.0)\n--\n\nBlocks until all that was published and released so far is done on the device; Stuck after `timeout` seconds."},
+     "drain($self, timeout=30.0)\n--\n\nBlocks until all that was published and released so far is done on the device; Stuck after `timeout` seconds."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -416,31 +416,31 @@ PyDoc_STRVAR(stream_doc,
 
 static PyMethodDef stream_methods[] = {
     {"wrap", (PyCFunction)(void (*)(void))stream_wrap, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "wrap(device, native=0)\n--\n\nA stream of the caller's: `native` is the number of a CUstream, as torch.cuda.Stream.cuda_stream (0: CUDA's legacy stream). It must "
+     "wrap($type, device, native=0)\n--\n\nA stream of the caller's: `native` is the number of a CUstream, as torch.cuda.Stream.cuda_stream (0: CUDA's legacy stream). It must "
      "outlive the wrapper, which does not destroy it. On sim: 0 makes a new stream, all else raises InvalidArgument."},
     {"record", (PyCFunction)(void (*)(void))stream_record, METH_VARARGS | METH_KEYWORDS,
-     "record(timing=False)\n--\n\nA new Event: what is queued so far. Does not block."},
+     "record($self, timing=False)\n--\n\nA new Event: what is queued so far. Does not block."},
     {"wait", stream_wait, METH_O,
-     "wait(event)\n--\n\nWhat is queued after this runs after the event, or after what is queued so far on another Stream. Does not block the host."},
+     "wait($self, event, /)\n--\n\nWhat is queued after this runs after the event, or after what is queued so far on another Stream. Does not block the host."},
     {"synchronize", (PyCFunction)(void (*)(void))stream_synchronize, METH_VARARGS | METH_KEYWORDS,
-     "synchronize(timeout=0)\n--\n\nBlocks the host until all that was queued is done, at most `timeout` seconds (0: for ever), else raises Stuck. Other threads run "
+     "synchronize($self, timeout=0)\n--\n\nBlocks the host until all that was queued is done, at most `timeout` seconds (0: for ever), else raises Stuck. Other threads run "
      "meanwhile; Ctrl-C ends it."},
     {"copy", (PyCFunction)(void (*)(void))stream_copy, METH_VARARGS | METH_KEYWORDS,
-     "copy(dst, src, nbytes=None, dst_offset=0, src_offset=0)\n--\n\nQueues one copy; at least one side is device memory. dst and src: Buffers, or contiguous objects "
+     "copy($self, dst, src, nbytes=None, dst_offset=0, src_offset=0)\n--\n\nQueues one copy; at least one side is device memory. dst and src: Buffers, or contiguous objects "
      "with the buffer protocol or DLPack; both are held until the copy is done. nbytes (None: to the end of src) and offsets are bytes. From and to pageable host "
      "memory the driver may block (other threads run). Raises TooLarge, ValueError."},
     {"fill", (PyCFunction)(void (*)(void))stream_fill, METH_VARARGS | METH_KEYWORDS,
-     "fill(dst, value=0)\n--\n\nSets every byte of device memory to `value` (0..255)."},
+     "fill($self, dst, value=0)\n--\n\nSets every byte of device memory to `value` (0..255)."},
     {"matmul", (PyCFunction)(void (*)(void))stream_matmul, METH_VARARGS | METH_KEYWORDS,
-     "matmul(out, a, b, math=\"fp32\")\n--\n\nout (m, n) = a (m, k) @ b (k, n), row-major device memory. math: fp32, tf32, bf16. Raises NoLibrary without cuBLAS."},
+     "matmul($self, out, a, b, math=\"fp32\")\n--\n\nout (m, n) = a (m, k) @ b (k, n), row-major device memory. math: fp32, tf32, bf16. Raises NoLibrary without cuBLAS."},
     {"cast", (PyCFunction)(void (*)(void))stream_cast, METH_VARARGS | METH_KEYWORDS,
-     "cast(out, data)\n--\n\nout[i] = data[i], between float32, float16, bfloat16 and uint8, to the nearest even."},
+     "cast($self, out, data)\n--\n\nout[i] = data[i], between float32, float16, bfloat16 and uint8, to the nearest even."},
     {"affine", (PyCFunction)(void (*)(void))stream_affine, METH_VARARGS | METH_KEYWORDS,
-     "affine(out, data, scale=1.0, bias=0.0)\n--\n\nout[i] = scale * data[i] + bias, float32; may run in place."},
+     "affine($self, out, data, scale=1.0, bias=0.0)\n--\n\nout[i] = scale * data[i] + bias, float32; may run in place."},
     {"spin", (PyCFunction)(void (*)(void))stream_spin, METH_VARARGS | METH_KEYWORDS,
-     "spin(seconds)\n--\n\nKeeps the compute engine busy, and touches no memory."},
+     "spin($self, seconds)\n--\n\nKeeps the compute engine busy, and touches no memory."},
     {"xxh3_blocks", (PyCFunction)(void (*)(void))stream_xxh3_blocks, METH_VARARGS | METH_KEYWORDS,
-     "xxh3_blocks(out, data)\n--\n\nout (64 bytes a block): for each whole 1 KiB of data its XXH3 partial sums; see xxh3_digest."},
+     "xxh3_blocks($self, out, data)\n--\n\nout (64 bytes a block): for each whole 1 KiB of data its XXH3 partial sums; see xxh3_digest."},
     {NULL, NULL, 0, NULL},
 };
 
