@@ -304,4 +304,9 @@ int timeline_add(PyObject *module);
 int native_wait_stream(side_stream *stream, double timeout_s);
 int native_wait_event(side_event *event, double timeout_s);
 
+/* ---------------------------------------------------------------- feeder.c, host.c */
+
+int feeder_add(PyObject *module); /* Feeder, Loan */
+int host_add(PyObject *module);   /* HostBuffer, copies to the host, pins */
+
 #endif
