@@ -136,7 +136,10 @@ static void *fill_thread(void *feeder)
 {
     side_feeder *f = feeder;
 
-    feeder_fail(f, stager_work(&f->stager)); /* it ends for no other reason */
+    side_status r = stager_work(&f->stager);
+
+    if (r != SIDE_END) /* else another thread has met the failure, and says so */
+        feeder_fail(f, r);
     pthread_mutex_lock(&f->mutex);
     f->live--;
     pthread_cond_broadcast(&f->room);

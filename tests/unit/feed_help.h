@@ -73,7 +73,7 @@ static inline void feed_start(struct feed_rig *r)
 
 static inline void *feed_pinned(struct feed_rig *r, size_t bytes)
 {
-    size_t whole = (bytes + 4095) / 4096 * 4096;
+    size_t whole = bytes / 4096 * 4096 + 4096;
     void *p = aligned_alloc(4096, whole);
 
     assert_non_null(p);
@@ -84,7 +84,7 @@ static inline void *feed_pinned(struct feed_rig *r, size_t bytes)
 
 static inline void feed_unpin(struct feed_rig *r, void *p)
 {
-    T_OK(r->dev->ops->host_unregister(r->dev->context, p));
+    (void)r->dev->ops->host_unregister(r->dev->context, p); /* a lost device refuses */
     free(p);
 }
 
@@ -125,7 +125,7 @@ static inline struct feed_batch *feed_random(struct feed_rig *r, enum feed_sourc
     while (b->count < PIECES_MOST && (b->end == 0 || !t_rng_chance(rng, 12))) {
         size_t gap = t_rng_chance(rng, 8) ? t_rng_below(rng, 9000) : t_rng_chance(rng, 2) ? t_rng_below(rng, 64) : 0;
         size_t bytes = t_rng_chance(rng, 3) ? DIRECT_BYTES + t_rng_below(rng, 9000) : t_rng_below(rng, 3000);
-        at += gap;
+        at = b->end == 0 && gap >= most ? 0 : at + gap;
         if (at >= most)
             break;
         bytes = bytes < most - at ? bytes : most - at;
