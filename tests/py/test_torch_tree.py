@@ -155,8 +155,8 @@ def test_types_are_kept(name: str) -> None:
     assert before and len(after) == len(before) and all(x is y for x, y in zip(before, after)), "the original was changed"
 
 
-@pytest.mark.parametrize("value", [None, 3, "text", np.float32(2.5), np.arange(3), {1, 2}, ["a", ("b", {"c": 1})], torch.Size([2, 3]), Sample("x"), Pair(1, 2),
-                                   object(), int, torch.float32, torch.device("cpu"), [], {}, ()])
+@pytest.mark.parametrize("value", [None, 3, "text", np.float32(2.5), np.arange(3), {1, 2}, ["a", ("b", {"c": 1})], torch.Size([2, 3]),
+                                   Sample("x"), Pair(1, 2), object(), int, torch.float32, torch.device("cpu"), [], {}, ()])
 def test_what_holds_no_tensor_is_the_same_object(value: Any) -> None:
     assert moved(value) is value
     out = moved([A, value])
@@ -223,9 +223,10 @@ class Sub(torch.Tensor):
     pass
 
 
-@pytest.mark.parametrize("leaf", [A.clone().requires_grad_(), torch.zeros(0, 3), A.to_sparse(), A.as_subclass(Sub), torch.zeros(2, dtype=torch.complex64).conj(),
-                                  torch.zeros(2, dtype=torch.complex64).conj().imag, torch.zeros(2, device="meta"), Movable(A),
-                                  torch.nn.Parameter(A.clone())], ids=lambda leaf: type(leaf).__name__)
+@pytest.mark.parametrize("leaf", [
+    A.clone().requires_grad_(), torch.zeros(0, 3), A.to_sparse(), A.as_subclass(Sub), torch.zeros(2, dtype=torch.complex64).conj(),
+    torch.zeros(2, dtype=torch.complex64).conj().imag, torch.zeros(2, device="meta"), Movable(A), torch.nn.Parameter(A.clone()),
+], ids=lambda leaf: type(leaf).__name__)
 def test_others_are_not_packed(leaf: Any) -> None:
     plan = plan_of([A, leaf, B])
     assert list(plan.others) == [1] and plan.others[1] is leaf and len(plan.pieces) == 2

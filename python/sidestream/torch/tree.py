@@ -3,10 +3,10 @@
     leaves, node = flatten({"x": images, "meta": ["a.jpg", 3]})      # leaves: [images]
     unflatten(node, [moved])                                         # {"x": moved, "meta": ["a.jpg", 3]}
 
-Walked: dict, list, tuple, their subclasses (namedtuples, OrderedDict, defaultdict ...), UserDict and what derives from it, other Mappings, dataclasses, and types that
-are registered with torch.utils._pytree. A leaf is a tensor, or an object whose class has a method `to` (PackedSequence, PyG's Data ...): that class knows better how
-to move itself. Everything else passes through, and so do containers without leaves: the same object comes out.
-"""
+Walked: dict, list, tuple, their subclasses (namedtuples, OrderedDict, defaultdict ...), UserDict and what derives from it, other
+Mappings, dataclasses, and types that are registered with torch.utils._pytree. A leaf is a tensor, or an object whose class has a
+method `to` (PackedSequence, PyG's Data ...): that class knows better how to move itself. Everything else passes through, and so
+do containers without leaves: the same object comes out. """
 from __future__ import annotations
 
 import collections
@@ -24,12 +24,13 @@ except ImportError:  # a private name: without it such types pass through
 
 __all__ = ["flatten", "unflatten"]
 
-# (make, children): `make` builds the container of a list of values. A child is the number of a leaf or a node; a slice for all is a run of leaves.
-# (None, value): passes through.
+# (make, children): `make` builds the container of a list of values. A child is the number of a leaf or a node; a slice for all is
+# a run of leaves. (None, value): passes through.
 Node = tuple[Callable[[list], Any] | None, Any]
 Make = Callable[[list], Any]
+Walker = Callable[[Any, list[Any]], "Node | int"]
 
-Tensor = torch.Tensor
+_TENSOR = torch.Tensor
 
 
 def flatten(batch: Any) -> tuple[list[Any], Node | int]:
@@ -43,7 +44,7 @@ def flatten(batch: Any) -> tuple[list[Any], Node | int]:
 
 def unflatten(node: Node | int, leaves: list[Any]) -> Any:
     """The batch with `leaves` in place of its own. Once a node: it owns the copies that are filled in."""
-    if node.__class__ is int:
+    if isinstance(node, int):
         return leaves[node]
     make, children = node
     if make is None:
@@ -55,7 +56,7 @@ def unflatten(node: Node | int, leaves: list[Any]) -> Any:
 
 def _walk(x: Any, leaves: list[Any]) -> Node | int:
     cls = x.__class__
-    if cls is Tensor:
+    if cls is _TENSOR:
         leaves.append(x)
         return len(leaves) - 1
     take = _EXACT.get(cls)
@@ -75,7 +76,7 @@ def _children(values: Any, leaves: list[Any]) -> Any:
     children: list[Any] = []
     direct = 0
     for value in values:
-        if value.__class__ is Tensor:
+        if value.__class__ is _TENSOR:
             children.append(len(leaves))
             leaves.append(value)
             direct += 1
@@ -207,8 +208,8 @@ def _registered(x: Any, leaves: list[Any]) -> Node:
     return (lambda moved: definition.unflatten_fn(moved, context)), children
 
 
-def _kind(cls: type) -> Callable[[Any, list[Any]], Node | int]:
-    if issubclass(cls, Tensor):
+def _kind(cls: type) -> Walker:
+    if issubclass(cls, _TENSOR):
         return _leaf
     if issubclass(cls, (dict, collections.UserDict)):
         return _items
@@ -225,5 +226,5 @@ def _kind(cls: type) -> Callable[[Any, list[Any]], Node | int]:
     return _same
 
 
-_EXACT: dict[type, Callable[[Any, list[Any]], Any]] = {dict: _dict, list: _list, tuple: _tuple, str: _same, int: _same, float: _same, type(None): _same}
-_KINDS: dict[type, Callable[[Any, list[Any]], Any]] = {}
+_EXACT: dict[type, Walker] = {dict: _dict, list: _list, tuple: _tuple, str: _same, int: _same, float: _same, type(None): _same}
+_KINDS: dict[type, Walker] = {}
