@@ -186,7 +186,7 @@ def test_memory_is_flat_over_40_epochs(feeder: Any) -> None:
         gc.collect()
         seen.append(resident_bytes())
     assert len(addresses) <= 4, "more slots than were agreed"
-    assert seen[-1] - seen[8] < 4 << 20
+    assert seen[-1] - seen[8] < 16 << 20  # a batch an epoch would be 31 MiB
 
 
 def test_memory_is_flat_with_a_new_prefetcher_each_epoch(feeder: Any) -> None:
@@ -198,7 +198,7 @@ def test_memory_is_flat_with_a_new_prefetcher_each_epoch(feeder: Any) -> None:
         FakeFeeder.made.clear()
         gc.collect()
         seen.append(resident_bytes())
-    assert seen[-1] - seen[10] < 8 << 20
+    assert seen[-1] - seen[10] < 16 << 20
 
 
 def test_two_prefetchers_in_two_threads(feeder: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from .lane import LOANS, Lane
 from .layout import Plan
-from .reader import Item, Run
+from .reader import EXIT, Exit, Item, Run
 from .static import StaticSet
 from .stats import Stats
 from .target import Target, bytes_of
@@ -195,8 +195,8 @@ class Prefetcher(Generic[Batch]):
             self._set = None
             self._lane.close()
 
-    def __del__(self) -> None:
-        if self.__dict__.get("_pid") != os.getpid() or "_left" not in self.__dict__:
+    def __del__(self, exit: Exit = EXIT) -> None:
+        if exit.begun or "_before" not in self.__dict__ or self._pid != os.getpid():
             return
         if self._run is None:
             self._lane.close()
@@ -398,14 +398,22 @@ class _Epoch(Iterator[Any]):
     def __next__(self) -> Any:
         prefetcher = self._prefetcher
         with prefetcher._lock:
-            return prefetcher._next(self._run, self._skip)
+            try:
+                return prefetcher._next(self._run, self._skip)
+            except RuntimeError:
+                # The library refuses calls from the process's exit on. A daemon's loop ends without a word, as the thread itself is about to.
+                if EXIT.begun and threading.current_thread().daemon:
+                    raise SystemExit from None
+                raise
 
     def __len__(self) -> int:
         return len(self._prefetcher)
 
-    def __del__(self) -> None:
-        run = self.__dict__.get("_run")
-        if run is not None and not run.done and not run.ended and self._prefetcher._pid == os.getpid():
+    def __del__(self, exit: Exit = EXIT) -> None:
+        if exit.begun:
+            return
+        run = self._run
+        if not run.done and not run.ended and self._prefetcher._pid == os.getpid():
             run.ended = True
             run.stop()
             run.at_end(self._prefetcher._lane.discard)

@@ -24,9 +24,18 @@ import torch
 from .layout import Plan, plan_of
 from .tree import flatten
 
-__all__ = ["Item", "Run"]
+__all__ = ["EXIT", "Item", "Run"]
 
 _EXIT_SECONDS = 5.0  # the longest that the process's exit waits for a loader that is in its next()
+
+
+class Exit:
+    """The process's exit. An object, since modules lose their names before the last __del__ has run."""
+
+    begun = False
+
+
+EXIT = Exit()
 _runs: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
@@ -69,6 +78,7 @@ class Run:
         self.ahead = ahead
         self._lock = threading.Lock()
         self._at_end: Callable[[], None] | None = None
+        _at_exit()
 
     def read(self) -> Item:
         """The loader's next, whatever it is. On the caller's thread for the first of an epoch: samplers draw their seeds there."""
@@ -111,10 +121,10 @@ class Run:
         context = contextvars.copy_context()
         modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-        self.thread = threading.Thread(target=context.run, args=(self._main, modes, stream), name="sidestream-reader", daemon=True)
-        _at_exit()
+        thread = threading.Thread(target=context.run, args=(self._main, modes, stream), name="sidestream-reader", daemon=True)
         _runs.add(self)
-        self.thread.start()
+        thread.start()
+        self.thread = thread
 
     def _main(self, modes: tuple[bool, bool], stream: Any) -> None:
         try:
@@ -169,14 +179,15 @@ class Run:
             if self.thread is not None and self._at_end is not _ENDED:
                 self._at_end = call
                 return
-        call()
+        if not EXIT.begun:
+            call()
 
     def _end(self) -> None:
         if self.stopped:
             self.iterator = None  # a loader's workers end with its iterator
         with self._lock:
             call, self._at_end = self._at_end, _ENDED
-        if call is not None:
+        if call is not None and not EXIT.begun:
             call()
 
 
@@ -190,7 +201,9 @@ def _at_exit() -> None:
 
 
 def _stop_all() -> None:
-    """Threads that come back from the loader into an interpreter that is gone would abort the process, so they end before."""
+    """Threads that come back from the loader into an interpreter that is gone would abort the process, so they end before. From here on
+    the library refuses calls, and what is left dies with the process."""
+    EXIT.begun = True
     runs = list(_runs)
     for run in runs:
         run.stop()
