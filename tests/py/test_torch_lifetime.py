@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import sidestream.torch as st  # noqa: E402
+from sidestream import _native  # noqa: E402
 from torch_help import FakeFeeder, Indexed, fake, feeder, wrong  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*are held")
@@ -214,3 +215,20 @@ def test_two_prefetchers_in_two_threads(feeder: Any) -> None:
     for thread in threads:
         thread.join(60)
     assert bad == [0, 0, 0]
+
+
+def test_a_batch_that_dies_in_a_capture_keeps_its_memory(monkeypatch: Any) -> None:
+    """The native feeder's own rule, with every stream taken for one that captures."""
+    prefetcher = st.Prefetcher(Indexed(60), device="sim")
+    batches = iter(prefetcher)
+    taken = next(batches)
+    st.used_on(taken, _native.Stream(prefetcher._target.native))
+    address = taken.data_ptr()
+    _native._test_capturing(True)
+    try:
+        del taken
+    finally:
+        _native._test_capturing(False)
+    for number, batch in enumerate(batches, 1):
+        assert wrong(batch, number) == 0 and batch.data_ptr() != address
+    assert number == 59

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
 import gc
 import logging
@@ -486,3 +487,21 @@ def test_slots_all_lost_to_captures(fake: Any, monkeypatch: Any) -> None:
         assert wrong(batch, seen) == 0
         seen += 1
     assert seen == 40
+
+
+def test_a_batch_that_cannot_be_rebuilt_is_one_batch_lost(feeder: Any) -> None:
+    class Odd(collections.abc.Mapping):
+        def __getitem__(self, key: str) -> Any:
+            return torch.ones(2)
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(["x"])
+
+        def __len__(self) -> int:
+            return 1
+
+    batches = iter(st.Prefetcher(Indexed(6, lambda n: Odd() if n == 2 else torch.full((3,), float(n))), device="sim"))
+    assert numbers([next(batches)]) + numbers([next(batches)]) == [0, 1]
+    with pytest.raises(TypeError, match="Odd"):
+        next(batches)
+    assert numbers(batches) == [3, 4, 5]

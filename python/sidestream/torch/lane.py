@@ -22,20 +22,18 @@ _log = logging.getLogger("sidestream.torch")
 
 SLOT_ALIGNMENT = 512
 GROWTH = 1.25  # a larger batch gets slots this much larger than the last at least: varying shapes settle soon
-_ANY_BYTE = [(0, 1, 8, (1,), None)]
 
 # The loans by the address of their slot, for used_on: a slot has one at a time, and its next one takes the place.
 LOANS: dict[int, Any] = {}
 
 
 class Ring:
-    """A feeder with its slots, and how many batches at its head went another way."""
+    """A feeder with its slots."""
 
-    __slots__ = ("feeder", "slots", "slot_bytes", "skip", "watched")
+    __slots__ = ("feeder", "slots", "slot_bytes", "watched")
 
     def __init__(self, feeder: Any, slots: int, slot_bytes: int) -> None:
         self.feeder, self.slots, self.slot_bytes = feeder, slots, slot_bytes
-        self.skip = 0
         self.watched: Any = None  # the capture stream that it knows
 
 
@@ -62,7 +60,7 @@ class Lane:
         if ring is None or plan.nbytes > ring.slot_bytes or ring.feeder.retired():
             return False
         item.sources = weakref.ref(plan.sources)
-        ring.feeder.submit(plan.pieces, plan.sources)
+        item.number = ring.feeder.submit(plan.pieces, plan.sources)
         item.ring = ring
         plan.sources = None  # from here on the feeder keeps them, as long as it reads them
         plan.pieces = None
@@ -153,12 +151,11 @@ class Lane:
         lost = feeder.retired()
         sources = item.sources() if lost and lost + feeder.held() >= ring.slots else None
         if sources is not None:
-            ring.skip += 1
             return None, sources.tensors
-        while ring.skip:
-            feeder.next(stream, _ANY_BYTE, from_dlpack)
-            ring.skip -= 1
         loan, tensors = feeder.next(stream, specs, from_dlpack)
+        while loan.number < item.number:  # it went another way, or was lost in an error
+            del tensors
+            loan, tensors = feeder.next(stream, specs, from_dlpack)
         LOANS[loan.data] = loan
         return loan, tensors
 
@@ -166,7 +163,7 @@ class Lane:
         """Captures on PyTorch's own capture stream retire what dies meanwhile, as do those on the streams that read."""
         if self.target.index < 0:
             return
-        stream = torch.cuda.graph.default_capture_stream
+        stream = self.target.capture_stream()
         if stream is not None and stream is not ring.watched:
             ring.feeder.watch(stream.cuda_stream)
             ring.watched = stream
@@ -204,7 +201,6 @@ class Lane:
             self._retire_old()
         if self.ring is not None:
             self.ring.feeder.discard()
-            self.ring.skip = 0
 
     def close(self) -> None:
         """Batches that are held live on. Nobody submits or takes any more."""

@@ -119,8 +119,10 @@ class Prefetcher(Generic[Batch]):
         return type(self), self._init
 
     def set_epoch(self, epoch: int) -> None:
-        """The loader's own, else that of its sampler (DistributedSampler); neither: nothing to do."""
-        for owner in (self.loader, getattr(self.loader, "sampler", None), getattr(getattr(self.loader, "batch_sampler", None), "sampler", None)):
+        """The loader's own, else that of its sampler (DistributedSampler) or dataset; none: nothing to do."""
+        batches = getattr(self.loader, "batch_sampler", None)
+        for owner in (self.loader, getattr(self.loader, "sampler", None), batches, getattr(batches, "sampler", None),
+                      getattr(self.loader, "dataset", None)):
             call = getattr(owner, "set_epoch", None)
             if callable(call):
                 call(epoch)
@@ -226,6 +228,7 @@ class Prefetcher(Generic[Batch]):
 
     def _next(self, run: Run, skip: int) -> Any:
         entered = time.perf_counter()
+        first = run.thread is None
         if run.done:
             raise StopIteration
         if run.ended:
@@ -242,14 +245,16 @@ class Prefetcher(Generic[Batch]):
             item = run.pending = self._item(run, skip)
         if item.plan is None:
             self._finish(run, item)
-        batch = unflatten(item.node, self._leaves(item, item.plan))
+        copying = item.ring is not None and not self._static and self._must_copy()
         run.pending = None
+        batch = unflatten(item.node, self._leaves(item, item.plan, copying))
         self._delivered += 1
         self._batches += 1
         if run.snapshot is not None:
             self._state, self._has_state = item.state, True
         self._left = time.perf_counter()
-        self._inside_s += self._left - entered
+        if not first:  # the first makes what is needed, once
+            self._inside_s += self._left - entered
         return batch
 
     def _item(self, run: Run, skip: int) -> Item:
@@ -278,7 +283,9 @@ class Prefetcher(Generic[Batch]):
         if skip and not run.reads:
             run.skip(skip)
         item = run.read()
-        self._starved_s += time.perf_counter() - began
+        waited = time.perf_counter() - began
+        self._starved_s += waited
+        self._inside_s += waited
         if item.plan is not None and self._target.native is not None:
             self._lane.make_fit(item)
             run.start()
@@ -304,11 +311,11 @@ class Prefetcher(Generic[Batch]):
 
     # ---------------------------------------------------------------- a batch
 
-    def _leaves(self, item: Item, plan: Plan) -> list[Any]:
+    def _leaves(self, item: Item, plan: Plan, copying: bool) -> list[Any]:
         """The batch's leaves on the device, ready on the current stream."""
         if item.event is not None:
-            torch.cuda.current_stream().wait_event(item.event)
-        packed = self._refill(item, plan) if self._static and not self._passing else self._hand_out(item, plan)
+            torch.cuda.current_stream(self._target.index if self._target.index >= 0 else None).wait_event(item.event)
+        packed = self._refill(item, plan) if self._static and not self._passing else self._hand_out(item, plan, copying)
         if not plan.others:
             return packed
         others = {i: self._lane.to(leaf) for i, leaf in plan.others.items()}
@@ -322,10 +329,9 @@ class Prefetcher(Generic[Batch]):
         rest = iter(packed)
         return [others[i] if i in others else next(rest) for i in range(item.leaves)]
 
-    def _hand_out(self, item: Item, plan: Plan) -> list[torch.Tensor]:
+    def _hand_out(self, item: Item, plan: Plan, copying: bool) -> list[torch.Tensor]:
         if item.ring is None:
             return [self._lane.to(t) for t in plan.sources.tensors]
-        copying = self._must_copy()
         loan, tensors = self._lane.take(item, plan.specs)
         if loan is None:
             return [self._lane.to(t) for t in tensors]
@@ -352,7 +358,7 @@ class Prefetcher(Generic[Batch]):
                 self._warned = True
                 warnings.warn(f"{held} batches of a Prefetcher are held while the next is asked for, so that one is handed out as a copy, as are "
                               "those to come until they are let go. To keep many, keep batch.clone() or results; on_hold='raise' finds the place",
-                              stacklevel=6)  # the line of the loop
+                              stacklevel=4)  # the line of the loop
             return True
         said = f"{held} batches are held while the next is asked for; the loop may hold one"
         if self._on_hold == "raise":

@@ -42,13 +42,14 @@ _runs: weakref.WeakSet[Run] = weakref.WeakSet()
 class Item:
     """What the reader found: a batch, the loader's exception, or its end (both None)."""
 
-    __slots__ = ("node", "plan", "leaves", "ring", "sources", "unsent", "error", "state", "event")
+    __slots__ = ("node", "plan", "leaves", "ring", "number", "sources", "unsent", "error", "state", "event")
 
     def __init__(self) -> None:
         self.node: Any = None
         self.plan: Plan | None = None
         self.leaves = 0
         self.ring: Any = None       # that the packed part was submitted to; None: it goes with .to()
+        self.number = -1            # in its feeder
         self.sources: Any = None    # a weak reference: dead once the copy is done
         self.unsent = False         # the consumer is to submit it, and then to let the reader go on
         self.error: BaseException | None = None
@@ -76,7 +77,7 @@ class Run:
         self.loader_s = 0.0    # in the loader's next(); seconds of the reader
         self.reads = 0
         self.ahead = ahead
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a __del__ may come in between
         self._at_end: Callable[[], None] | None = None
         _at_exit()
 

@@ -86,6 +86,16 @@ class Target:
             raise RuntimeError("next() of a Prefetcher during the capture of a CUDA graph: batches would be recorded once and replayed for ever. "
                                "Take the batch before the capture; with static=True its addresses stay the same")
 
+    def capture_stream(self) -> Any:
+        """The stream on which torch.cuda.graph captures, None where it is not known yet. Made early, as torch.cuda.graph would, so that the first
+        capture is known before it begins; not on a device that is not current: the stream is the process's, and belongs where graphs are made."""
+        graph = torch.cuda.graph
+        stream = getattr(graph, "default_capture_stream", None)
+        if stream is None and torch.cuda.current_device() == self.index:
+            graph(torch.cuda.CUDAGraph())
+            stream = getattr(graph, "default_capture_stream", None)
+        return stream
+
     def slab(self, nbytes: int) -> torch.Tensor | None:
         """Device memory of PyTorch's allocator, on the current stream; None: the library makes it (software device)."""
         if self.index < 0:
@@ -104,6 +114,7 @@ def _cuda_index(device: torch.device) -> int:
             except Exception as error:  # the cause, in PyTorch's words
                 why += f" ({str(error).splitlines()[0]})"
         raise RuntimeError(f"device='{device}': {why}. device='cpu' passes batches through, device='sim' runs everything on the software device")
+    torch.cuda.init()
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= torch.cuda.device_count():
         raise ValueError(f"device='{device}': there are {torch.cuda.device_count()} GPUs, counted from 0")
