@@ -159,7 +159,8 @@ static PyObject *tensor_make(struct loan *loan, size_t i, PyObject *convert)
 static PyTypeObject *loan_type;
 
 /* Takes the batch, or sets an exception. Without the GIL only where it must wait: to get it back can take as long as another thread's turn, 5 ms. What does not
- * wait holds locks for moments, and nobody who has them waits for the GIL. */
+ * wait holds locks for moments, and nobody who has them waits for the GIL. (The call that finds that the device has failed waits for what is queued, at most
+ * the time limit, and does it with the GIL; nothing that it waits for needs it.) */
 static bool take(struct intake *n, struct loan *loan, struct lent_stream *lent)
 {
     side_stream *stream = lent != NULL ? lent->stream : NULL;
@@ -316,7 +317,8 @@ static PyObject *loan_alive(PyObject *self, void *unused)
 
 static PyMethodDef loan_methods[] = {
     {"use", loan_use_on, METH_O,
-     "use($self, stream, /)\n--\n\n`stream` (native handle or Stream) reads too: it waits until the batch is there, and the slot "
+     "use($self, stream, /)\n--\n\n`stream` (native handle or Stream) reads too: it waits until the batch is there, "
+     "and the slot "
      "is rewritten only after what it has "
      "queued when the loan ends. Raises WrongState, a RuntimeError, if the loan has ended."},
     {NULL, NULL, 0, NULL},

@@ -178,7 +178,19 @@ static bool ends_in_capture(struct loan *loan)
 
 /* ---------------------------------------------------------------- loans */
 
-static void loan_end(struct loan *loan)
+/* Slot, memory and all that belongs to them stay until the process ends: here, so that they can be found. */
+static void loan_retire(struct loan *loan)
+{
+    static _Atomic(struct loan *) all;
+
+    loan->next = atomic_load_explicit(&all, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&all, &loan->next, loan, memory_order_release, memory_order_relaxed))
+        ;
+    atomic_fetch_add(&loan->lender->retired, 1);
+}
+
+/* False: it is kept. */
+static bool loan_end(struct loan *loan)
 {
     struct lender *l = loan->lender;
     bool retire = ends_in_capture(loan);
@@ -192,7 +204,7 @@ static void loan_end(struct loan *loan)
         if (r != SIDE_OK || side_slots_give_back(l->slots, &loan->item.slot) != SIDE_OK)
             atomic_fetch_add(&l->failed, 1);
     } else {
-        atomic_fetch_add(&l->retired, 1);
+        loan_retire(loan);
     }
     atomic_fetch_sub(&l->held, 1);
     if (atomic_load(&l->waiters) > 0) {
@@ -202,6 +214,7 @@ static void loan_end(struct loan *loan)
     }
     if (!retire)
         lender_unref(l); /* last: it may be gone after this */
+    return !retire;
 }
 
 static void deleter(dl_managed *self)
@@ -273,8 +286,8 @@ void loan_done(struct loan *loan)
 {
     if (!life_goes_on(loan->lender->forks) || atomic_fetch_sub(&loan->uses, 1) > 1)
         return;
-    if (loan->taken)
-        loan_end(loan);
+    if (loan->taken && !loan_end(loan))
+        return;
     loan_unname(loan);
 }
 

@@ -12,7 +12,7 @@
  * Two counts a loan: `uses` keep the slot, `names` keep the struct. All uses together are one name; so is the Loan object.
  *
  * Deleters take no lock of ours. They call side_slots_release and side_slots_give_back, which take
- *   side_slots.mutex   its holders look at states; they wait for nothing, call nothing of the caller's, and so never wait for the GIL
+ *   side_slots.mutex   its holders look at states and ask the driver about events; they wait for nothing, call nothing of the caller's: never for the GIL
  *   the driver's own   (event record, on CUDA) its holders are in driver calls; we make those that may wait without the GIL, and others that hold the GIL return by
  *                      themselves. A caller's host function that takes the GIL runs on a driver thread that holds none of these
  * and malloc's, whose holders call nothing. Where waiting for a slot is announced (lender_wait), a deleter also takes `gate`, held to look at one number.
@@ -69,6 +69,7 @@ struct loan {
     side_feed_item item;
     side_stream *stream; /* that took it; NULL: the host */
     bool taken;          /* item is a batch; set before anybody else knows the loan */
+    struct loan *next;   /* of retired ones */
     atomic_uint uses, names;
     _Atomic(struct hold *) holds; /* pushed to by whoever has a use */
     size_t count, dims;           /* of tensors[] and of the numbers behind */

@@ -1,6 +1,7 @@
 """Feeder and Loan on the software device: a slot comes back with the last tensor of its batch and not before, whoever lets go of it."""
 import gc
 import itertools
+import os
 import random
 import resource
 import threading
@@ -458,7 +459,8 @@ def test_ten_thousand_batches_are_flat(device: _native.Device) -> None:
         loan, tensors = f.next(-1, leaves, to_numpy)
         if n % 3 == 0:
             held = tensors[n % len(tensors)]
-    assert rss_kib() - before < 2_000
+    if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # sanitizers keep what was freed
+        assert rss_kib() - before < 2_000
     assert held is not None and f.held() <= 2
     stats = f.stats()
     assert (stats["taken"], stats["bytes"], stats["failed"], stats["retired"]) == (10_000, 10_000 * (64 << 10), 0, 0)
