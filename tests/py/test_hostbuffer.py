@@ -1,6 +1,7 @@
 """Pinned buffers for results, copies into them, pinning in place."""
 import ctypes
 import gc
+import mmap
 import os
 import threading
 from typing import Any
@@ -147,7 +148,7 @@ def test_over_budget() -> None:
 
 def test_pins() -> None:
     dev = device()
-    block: Any = np.zeros(1 << 16, np.uint8)
+    block: Any = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)  # pages of its own
     _native.pin(dev, block.ctypes.data, block.nbytes)
     _native.pin(dev, block.ctypes.data + 8, 100)
     _native.unpin(dev, block.ctypes.data)

@@ -1,6 +1,7 @@
 """Feeder and Loan on the software device: a slot comes back with the last tensor of its batch and not before, whoever lets go of it."""
 import gc
 import itertools
+import mmap
 import os
 import random
 import resource
@@ -295,7 +296,7 @@ def test_sources_are_held_until_copied(device: _native.Device) -> None:
 def test_pinned_sources_are_held_until_the_device_has_read_them(device: _native.Device) -> None:
     nbytes = 256 << 10
     f = feeder(device, slots=1, slot_bytes=nbytes)
-    block = np.zeros(2 * nbytes, np.uint8)
+    block = np.frombuffer(mmap.mmap(-1, 2 * nbytes), np.uint8)  # pages of its own
     _native.pin(device, block.ctypes.data, block.nbytes)
     sources = [Source(block[:nbytes]), Source(block[nbytes:])]
     alive = [weakref.ref(s) for s in sources]
