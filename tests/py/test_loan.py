@@ -455,7 +455,7 @@ def test_ten_thousand_batches_are_flat(device: _native.Device) -> None:
     held = None
     for n in range(10_000):
         if n == 1_000:
-            before = rss_kib()
+            before, pinned = rss_kib(), f.stats()["pinned_bytes"]
         f.submit([source.piece()], source)
         loan, tensors = f.next(-1, leaves, to_numpy)
         if n % 3 == 0:
@@ -465,7 +465,7 @@ def test_ten_thousand_batches_are_flat(device: _native.Device) -> None:
     assert held is not None and f.held() <= 2
     stats = f.stats()
     assert (stats["taken"], stats["bytes"], stats["failed"], stats["retired"]) == (10_000, 10_000 * (64 << 10), 0, 0)
-    assert stats["device_bytes"] <= 3 * (68 << 10)
+    assert stats["device_bytes"] <= 3 * (68 << 10) and stats["pinned_bytes"] == pinned > 0
 
 
 def test_what_it_costs(device: _native.Device, capsys: pytest.CaptureFixture[str]) -> None:
