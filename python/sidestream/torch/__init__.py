@@ -11,17 +11,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .host import HostCopy, to_host
+    from .overlap import overlap_transfer_and_compute
+    from .pinning import Pinned, pin
     from .prefetcher import Prefetcher, used_on
     from .stats import Stats
 
 # Name: the module that has it.
 _WHERE = {
+    "HostCopy": "host",
+    "Pinned": "pinning",
     "Prefetcher": "prefetcher",
     "Stats": "stats",
+    "overlap_transfer_and_compute": "overlap",
+    "pin": "pinning",
+    "to_host": "host",
     "used_on": "prefetcher",
 }
 
-__all__ = ["Prefetcher", "Stats", "used_on"]
+__all__ = ["HostCopy", "Pinned", "Prefetcher", "Stats", "overlap_transfer_and_compute", "pin", "to_host", "used_on"]
 
 
 def __getattr__(name: str) -> Any:
