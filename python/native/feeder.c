@@ -51,6 +51,8 @@ static bool args_parse(PyObject *args, PyObject *kwargs, struct feeder_args *a)
         !in_range("queue", a->queue, 0, 4096) || !in_range("threads", a->threads, 0, 4096) ||
         !in_range("chunk_bytes", a->chunk_bytes, 0, most) || !in_range("pinned_bytes", a->pinned_bytes, 0, most))
         return false;
+    if (a->memory != 0 && a->stride == 0)
+        a->stride = a->slot_bytes;
     if (a->memory != 0 && !in_range("stride", a->stride, a->slot_bytes, most / 4096))
         return false;
     if (a->timeout >= 0 && a->timeout <= 1e6)

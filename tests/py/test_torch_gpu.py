@@ -316,7 +316,7 @@ def test_dataloader_with_workers(workers, start):
 EXITS = {
     "batch alive": "b = next(iter(p))",
     "iterator alive": "it = iter(p); b = next(it); torch.cuda._sleep(10**8)",
-    "in a thread": "import threading; threading.Thread(target=lambda: [x for x in p], daemon=True).start()",
+    "in a thread": "import threading; threading.Thread(target=lambda: [None for x in p], daemon=True).start()",
     "exception": "it = iter(p); next(it); raise SystemExit(0)",
 }
 

@@ -249,6 +249,14 @@ static CUresult f_cuCtxPopCurrent(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
+static CUresult f_cuCtxGetCurrent(CUcontext *context)
+{
+    if (fails("cuCtxGetCurrent"))
+        return fake.code;
+    *context = depth > 0 ? (CUcontext)&primary : NULL;
+    return CUDA_SUCCESS;
+}
+
 static CUresult f_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
     static _Thread_local CUstreamCaptureMode now; /* global */

@@ -145,6 +145,7 @@ typedef struct cu_memcpy_attributes CUmemcpyAttributes;
     X(1, cuDevicePrimaryCtxRelease, 11000, (CUdevice device))                                                    \
     X(1, cuCtxPushCurrent, 4000, (CUcontext context))                                                            \
     X(1, cuCtxPopCurrent, 4000, (CUcontext * context))                                                           \
+    X(1, cuCtxGetCurrent, 4000, (CUcontext * context))                                                           \
     X(1, cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode * mode))                                 \
     X(1, cuMemGetInfo, 3020, (size_t * free_bytes, size_t * total_bytes))                                        \
     X(1, cuMemAlloc, 3020, (CUdeviceptr * data, size_t bytes))                                                   \

@@ -6,25 +6,50 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* How deep this thread has entered, and the capture modes to go back to. */
+/* How deep this thread has entered, and what each entry is to undo. */
+#define DEPTH_MOST 4
 static _Thread_local unsigned depth;
-static _Thread_local CUstreamCaptureMode kept[4];
+static _Thread_local struct entry {
+    bool pushed, exchanged;
+    CUstreamCaptureMode kept;
+} entries[DEPTH_MOST];
+
+static side_status push(dev_context *context)
+{
+    return cuda_status(context, context->cu->cuCtxPushCurrent(context->context), "cuCtxPushCurrent", "device %d",
+                       context->props.ordinal);
+}
 
 side_status cuda_enter(dev_context *context)
 {
-    const struct cu_api *cu = context->cu;
-    side_status status = cuda_status(context, cu->cuCtxPushCurrent(context->context), "cuCtxPushCurrent", "device %d",
-                                     context->props.ordinal);
+    side_status status = push(context);
 
     if (status != SIDE_OK)
         return status;
     /* While any thread captures a graph in the global mode (the default), the driver forbids queries and allocations, of all threads, and breaks that
      * capture when one is tried. Ours have nothing to do with it: let them through. */
-    if (depth < sizeof(kept) / sizeof(kept[0])) {
-        kept[depth] = CU_STREAM_CAPTURE_MODE_RELAXED;
-        cu->cuThreadExchangeStreamCaptureMode(&kept[depth]);
+    if (depth < DEPTH_MOST) {
+        entries[depth] = (struct entry){.pushed = true, .exchanged = true, .kept = CU_STREAM_CAPTURE_MODE_RELAXED};
+        context->cu->cuThreadExchangeStreamCaptureMode(&entries[depth].kept);
     }
     depth++;
+    return SIDE_OK;
+}
+
+side_status cuda_enter_to_queue(dev_context *context, CUstream stream)
+{
+    CUcontext current = NULL;
+    side_status status = SIDE_OK;
+
+    /* The legacy stream waits for others, which makes its every use a question to a capture; deep down it does not matter. */
+    if (depth >= DEPTH_MOST || stream == NULL || (uintptr_t)stream == CU_HANDLE_LEGACY)
+        return cuda_enter(context);
+    const bool is_current = context->cu->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context->context;
+    if (!is_current)
+        status = push(context);
+    if (status != SIDE_OK)
+        return status;
+    entries[depth++] = (struct entry){.pushed = !is_current};
     return SIDE_OK;
 }
 
@@ -33,9 +58,10 @@ void cuda_leave(dev_context *context)
     CUcontext popped;
 
     depth--;
-    if (depth < sizeof(kept) / sizeof(kept[0]))
-        context->cu->cuThreadExchangeStreamCaptureMode(&kept[depth]);
-    context->cu->cuCtxPopCurrent(&popped);
+    if (depth < DEPTH_MOST && entries[depth].exchanged)
+        context->cu->cuThreadExchangeStreamCaptureMode(&entries[depth].kept);
+    if (depth >= DEPTH_MOST || entries[depth].pushed)
+        context->cu->cuCtxPopCurrent(&popped);
 }
 
 bool cuda_is_lost(CUresult result)

@@ -84,6 +84,9 @@ struct dev_event {
 
 /* Makes the primary context current on this thread, and the thread's calls harmless to any graph capture; every success needs a cuda_leave. */
 side_status cuda_enter(dev_context *context);
+/* The same for calls that only queue on `stream`, or ask whether it captures: no capture minds those, so this costs one driver call, and no more where the
+ * context is current already (PyTorch's threads). */
+side_status cuda_enter_to_queue(dev_context *context, CUstream stream);
 void cuda_leave(dev_context *context);
 
 /* SIDE_OK for success, SIDE_AGAIN (no detail) for NOT_READY; else the error detail with `call`, the formatted arguments, the driver's words.

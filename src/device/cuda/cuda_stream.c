@@ -98,7 +98,7 @@ void *cuda_stream_native(dev_stream *stream)
 side_status cuda_stream_wait(dev_stream *stream, dev_event *event)
 {
     dev_context *context = stream->context;
-    side_status status = cuda_enter(context);
+    side_status status = cuda_enter_to_queue(context, stream->handle);
 
     if (status != SIDE_OK)
         return status;
@@ -125,7 +125,7 @@ side_status cuda_stream_is_capturing(dev_stream *stream, bool *capturing)
 {
     dev_context *context = stream->context;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    side_status status = cuda_enter(context);
+    side_status status = cuda_enter_to_queue(context, stream->handle);
 
     if (status != SIDE_OK)
         return status;
@@ -176,7 +176,7 @@ void cuda_event_destroy(dev_event *event)
 side_status cuda_event_record(dev_event *event, dev_stream *stream)
 {
     dev_context *context = event->context;
-    side_status status = cuda_enter(context);
+    side_status status = cuda_enter_to_queue(context, stream->handle);
 
     if (status != SIDE_OK)
         return status;
