@@ -226,15 +226,20 @@ def test_threads():
     assert not wrong
 
 
-def test_exit_with_copies_under_way():
+def test_exit_waits_for_copies_under_way():
     code = """if 1:
+        import atexit
         import torch
-        from sidestream.torch import overlap_transfer_and_compute, to_host
+        from sidestream.torch import host, overlap_transfer_and_compute, to_host
+        flights = []
+        atexit.register(lambda: print([flight.done for flight in flights]))      # after the hook of to_host
         x = overlap_transfer_and_compute([torch.ones(1 << 20)], None, None, lambda x: x, device="sim")
-        kept = [to_host(x, device="sim") for _ in range(5)]
-        to_host(x, device="sim")"""
+        kept = to_host(x, device="sim")
+        to_host(x, device="sim")
+        flights += host._lane("sim").flights
+        print([flight.done for flight in flights], flush=True)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[False, False]\n[True, True]\n", "")
 
 
 def test_before_overwrite():
