@@ -13,10 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import sidestream.torch as st  # noqa: E402
-from sidestream import _native  # noqa: E402
-from torch_help import Indexed, fake, feeder, wrong  # noqa: E402, F401
-
-needs_native = pytest.mark.skipif(not hasattr(_native, "Feeder"), reason="no native feeder yet")
+from torch_help import Indexed, fake, feeder, run_python, wrong  # noqa: E402, F401
 
 
 def in_child(check: Callable[[], None]) -> None:
@@ -108,20 +105,17 @@ EXITS = {
 }
 
 
-@needs_native
 @pytest.mark.parametrize("state", EXITS)
 def test_exit(state: str) -> None:
-    done = subprocess.run([sys.executable, "-c", START + EXITS[state]], capture_output=True, text=True, timeout=60)
+    done = run_python(START + EXITS[state])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@needs_native
 def test_an_exception_ends_the_process_as_usual() -> None:
-    done = subprocess.run([sys.executable, "-c", START + "for b in p: raise ValueError('mine')"], capture_output=True, text=True, timeout=60)
+    done = run_python(START + "for b in p: raise ValueError('mine')")
     assert done.returncode == 1 and done.stderr.rstrip().endswith("ValueError: mine")
 
 
-@needs_native
 def test_interrupted_while_it_waits_for_the_loader() -> None:
     code = START + """
 class Stalled:

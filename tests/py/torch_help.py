@@ -4,6 +4,8 @@ FakeFeeder is the native one's behaviour in a page, and what it cannot be made t
 (`capturing`), and the lifetime rule broken on purpose (`careless`), so that the tests of lifetimes can be seen to fail. """
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -43,6 +45,11 @@ class Indexed:
 
 def broken_sample(number: int) -> None:
     raise KeyError(f"sample {number}")
+
+
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, with what it says."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
 
 
 def wrong(batch: torch.Tensor, number: float) -> int:
@@ -193,6 +200,4 @@ def feeder(request: pytest.FixtureRequest) -> str:
     """Both: the fake holds everybody to what was agreed, the native one is what ships."""
     if request.param == "fake":
         request.getfixturevalue("fake")
-    elif not hasattr(_native, "Feeder"):
-        pytest.skip("no native feeder yet")
     return request.param

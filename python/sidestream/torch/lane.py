@@ -6,6 +6,7 @@ one and its slab die with the last batch that was cut from them. All calls but `
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import _native
-from .reader import Item
+from .reader import EXIT, Item
 from .target import HOST, Target, from_dlpack
 
 __all__ = ["LOANS", "Lane"]
@@ -42,6 +43,8 @@ class Lane:
 
     def __init__(self, target: Target, depth: int, budget: int | None, timeout: float, extra: int = 0) -> None:
         self.target, self.depth, self.budget, self.timeout, self.extra = target, depth, budget, timeout, extra
+        self.pid = os.getpid()
+        EXIT.lanes.add(self)
         self.ring: Ring | None = None
         self.old: list[Ring] = []  # with batches to hand out yet
         self.refused = 0  # the smallest slot that did not fit the budget or the device; 0: none

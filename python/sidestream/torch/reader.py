@@ -13,6 +13,7 @@ import contextvars
 import copy
 import functools
 import itertools
+import os
 import queue
 import threading
 import time
@@ -33,6 +34,9 @@ class Exit:
     """The process's exit. An object, since modules lose their names before the last __del__ has run."""
 
     begun = False
+
+    def __init__(self) -> None:
+        self.lanes: weakref.WeakSet[Any] = weakref.WeakSet()  # whose native threads are to end before the driver does
 
 
 EXIT = Exit()
@@ -202,8 +206,8 @@ def _at_exit() -> None:
 
 
 def _stop_all() -> None:
-    """Threads that come back from the loader into an interpreter that is gone would abort the process, so they end before. From here on
-    the library refuses calls, and what is left dies with the process."""
+    """Threads that come back from the loader into an interpreter that is gone would abort the process, so they end before, and so do the
+    threads of feeders. From here on the library refuses calls, and what is left dies with the process."""
     EXIT.begun = True
     runs = list(_runs)
     for run in runs:
@@ -211,3 +215,6 @@ def _stop_all() -> None:
     end = time.monotonic() + _EXIT_SECONDS
     for run in runs:
         run.join(max(end - time.monotonic(), 0))
+    for lane in list(EXIT.lanes):
+        if lane.pid == os.getpid():
+            lane.close()
