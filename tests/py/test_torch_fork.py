@@ -100,7 +100,7 @@ EXITS = {
     "a name in a module": "sys.modules['torch'].kept = (p, iter(p))",
     "workers": "from torch.utils.data import DataLoader\nit = iter(st.Prefetcher(DataLoader(torch.zeros(400, 8), batch_size=4, num_workers=2),"
                " device='sim')); b = next(it)",
-    "a second interpreter's worth of them": "its = [iter(st.Prefetcher(Slow(), device='sim')) for _ in range(8)]; bs = [next(i) for i in its]",
+    "eight of them": "its = [iter(st.Prefetcher(Slow(), device='sim')) for _ in range(8)]; bs = [next(i) for i in its]",
     "forked": "import os; it = iter(p); b = next(it); pid = os.fork()\nif pid: os.waitpid(pid, 0)",
 }
 

@@ -43,7 +43,8 @@ class Prefetcher(Generic[Batch]):
     Lifetime: a slot is in use until the last reference to its tensors is gone, views and what autograd saved included, and is
     rewritten only after the work that the stream which was current in next() had queued by then. So batches may be kept for as
     long as you like. If further streams read a batch, say so with used_on(batch, stream): Tensor.record_stream has no effect on
-    memory that is not PyTorch's. Captured by a CUDA graph while they die, batches keep their memory for good.
+    memory that is not PyTorch's. A batch that dies while its stream, or the one that torch.cuda.graph captures on, is captured
+    keeps its memory for good, since the graph reads it; captures on other streams need used_on before.
 
     depth: batches ready beyond the one in use. The slots, depth + 2 of the size of the first batch, are cut from one tensor, so
         PyTorch's memory statistics know them. A larger batch later brings new slots.
@@ -56,10 +57,10 @@ class Prefetcher(Generic[Batch]):
         graphs need. Then a batch that is kept is overwritten by next(), and all batches must have one layout (drop_last=True).
     timeout: seconds to wait for the device, or for a held batch, before an error.
 
-    The loader must not write to tensors that it has already given out; they are kept until they are copied. It is called in
-    another thread (but for iter() and the first next() of an epoch), with nobody else drawing random numbers the batches are
-    those of the unwrapped loader; random state is too where the loader draws in iter() only, as DataLoader does for shuffling and
-    its workers.
+    The loader must not write to tensors that it has already given out; they are kept until they are copied. iter(loader) and the
+    first next() of an epoch are called here, all others in a thread that reads ahead. So batches and random state are those of the
+    unwrapped loader wherever it draws at the start of an epoch, as DataLoader does for its sampler and workers; samples that draw
+    from the global generators in this process (num_workers=0) come earlier than without, in between the loop's own draws.
 
     device="cpu" passes batches through; "sim" runs on the software device, on any machine; SIDESTREAM_DISABLE=1 in the
     environment moves batches with plain .to(). Use from the process that made it, one iteration at a time: a new iter() ends the
