@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""overlap_transfer_and_compute against the pinned serial loop, the textbook and the reordered textbook: 10 x 4096^2 float32, one x @ w each; host wall time
-with everything finished."""
+"""overlap_transfer_and_compute against the pinned serial loop, the textbook and the reordered textbook: 10 x 4096^2 float32, one x @ w each;
+host wall time with everything finished."""
 from __future__ import annotations
 
 import time

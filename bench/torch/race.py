@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Does a prefetcher overwrite a batch that is still being read? Batches are filled with their index; the GPU sleeps before it reads while the host runs
-ahead; wrong values are counted on the GPU. A control without the wait for the readers must corrupt."""
+"""Does a prefetcher overwrite a batch that is still being read? Batches are filled with their index; the GPU sleeps before it reads while the host
+runs ahead; wrong values are counted on the GPU. A control without the wait for the readers must corrupt."""
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A real loop: a folder of JPEGs through torchvision's ImageFolder and a DataLoader with workers, training a timm model; before and after the one changed line."""
+"""A real loop: a folder of JPEGs through torchvision's ImageFolder and a DataLoader with workers, training a timm model; before and after
+the one changed line."""
 from __future__ import annotations
 
 import os

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Step time over compute:copy ratios, one tensor of 154 MB a batch, against the same copies and kernels without any fence, and against what others use.
+"""Step time over compute:copy ratios, one tensor of 154 MB a batch, against the same copies and kernels without any fence, and against
+what others use.
 
-The reference queues the copies on one stream and the kernels on another, in the same numbers, with no order between them: no prefetcher can be faster.
+The reference queues the copies on one stream and the kernels on another, in the same numbers, with no order between them: no prefetcher can
+be faster.
 """
 from __future__ import annotations
 
