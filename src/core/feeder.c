@@ -13,8 +13,8 @@
 #define WHERE         "side_feeder_create"
 #define MAX_SLOTS     4096u
 #define DEFAULT_QUEUE 2u
-#define MORE_RECORDS \
-    16u /* batches that may be taken while the device has not read their sources: keeps the host from running ahead without end */
+#define RUN_AHEAD \
+    16u /* batches that may be taken while the device has not copied them: keeps the host from running ahead without end */
 
 /* ---------------------------------------------------------------- failure */
 
@@ -228,7 +228,7 @@ static side_status parts_make(side_feeder *f)
     f->stager.stream = f->copy;
     if (r == SIDE_OK)
         r = slots_make(f);
-    f->batch_count = f->options.slots + f->options.queue + MORE_RECORDS;
+    f->batch_count = 2 * f->options.slots + f->options.queue + RUN_AHEAD + 2; /* record_wait says why */
     f->batches = r == SIDE_OK ? mem_zalloc(f->batch_count, sizeof(*f->batches)) : NULL;
     if (r == SIDE_OK && f->batches == NULL)
         r = SIDE_NO_MEMORY;

@@ -11,7 +11,7 @@
  *      submit --> waits for a slot --> its copies are queued --> ready to be taken --> the caller's, in `slots`
  *
  *   taken <= issued <= slotted <= submitted: numbers of the next batch at each stage; slotted - issued <= 1, the issuer's. A batch's record lies at
- *   number % batch_count; it is used again once the batch is taken and its sources are read.
+ *   number % batch_count; it is used again once the batch is taken, its sources are read and its times summed up.
  *
  * Lock: mutex guards all that is not said to belong to somebody. It is never held while something is queued or waited for, but for its own conditions; questions
  * (event queries) are asked inside. Order: stager.pop, stager.issue, then mutex, then a slots' mutex.
@@ -98,7 +98,6 @@ struct side_feeder {
     bool open;        /* the issuer has a slot that is not published */
     bool inline_busy, discarding, closed;
     bool settled, settling, stuck;
-    uint64_t room_ns; /* when `slotted` rose last */
     pthread_t threads[STAGE_MAX_THREADS];
     uint32_t thread_count, live;
     side_feeder_stats stats;

@@ -102,7 +102,7 @@ void feeder_begin(side_feeder *f, struct batch *b, const side_slot *slot, uint64
     pthread_mutex_lock(&f->mutex);
     b->slot = *slot;
     b->slot_asked_ns = asked_ns;
-    b->slot_got_ns = f->room_ns = now;
+    b->slot_got_ns = now;
     f->slotted++;
     f->open = true;
     pthread_cond_broadcast(&f->room);

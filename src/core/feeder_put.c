@@ -115,27 +115,28 @@ static side_status ring_make(side_feeder *f, const char *where)
 
 /* ---------------------------------------------------------------- room */
 
-/* The next batch's record is its own: the batch before in it is read and summed up. SIDE_AGAIN: waited, or would have to. Locked. */
+/* The device is not too far behind, so the next batch's record is its own: the batch before in it is read and summed up. SIDE_AGAIN: waited, or would have to.
+ * Locked.
+ *
+ * Batch n - far is copied, then. Of it and the `slots` before it two had the same slot, so what read the batch n - far - slots is done too, on one reader's stream: the
+ * events of the record, and of the one after it, which is measured from this one's end. */
 static side_status record_wait(side_feeder *f, bool try)
 {
-    uint64_t n = f->submitted;
-    side_status r = SIDE_OK;
+    uint64_t n = f->submitted, far = f->batch_count - f->options.slots - 2;
+    side_status r;
 
-    if (n < f->batch_count)
+    if (n < far)
         return SIDE_OK;
-    uint64_t old = n - f->batch_count;
-    if (f->copied <= old)
-        r = feeder_advance(f);
-    if (r != SIDE_OK)
+    struct batch *old = feeder_batch(f, n - far);
+    r = old->reads || f->options.timing ? fence_query(&old->copied, f->device) : SIDE_OK;
+    if (r == SIDE_OK)
+        r = feeder_advance(f); /* it looks at records */
+    if (r == SIDE_OK && n >= f->batch_count)
+        timing_sum(f, n - f->batch_count + 2, true);
+    if (r != SIDE_AGAIN || try)
         return r;
-    if (f->copied > old) {
-        timing_sum(f, old + 2, true); /* the one after it too, while this one's end is there to measure from */
-        return SIDE_OK;
-    }
-    if (try)
-        return SIDE_AGAIN;
     pthread_mutex_unlock(&f->mutex);
-    r = feeder_wait_copied(f, feeder_batch(f, old));
+    r = feeder_wait_copied(f, old);
     pthread_mutex_lock(&f->mutex);
     return r == SIDE_OK ? SIDE_AGAIN : r;
 }
@@ -143,7 +144,7 @@ static side_status record_wait(side_feeder *f, bool try)
 /* Until the next batch may come in. Locked. *fatal: a failure that is not the caller's alone. */
 static side_status room_wait(side_feeder *f, bool try, const char *where, bool *fatal)
 {
-    uint64_t begin = 0;
+    uint64_t begin = feeder_now(f);
     side_status r;
 
     *fatal = false;
@@ -153,7 +154,6 @@ static side_status room_wait(side_feeder *f, bool try, const char *where, bool *
         if (f->discarding || f->submitted - f->slotted >= f->options.queue) {
             if (try)
                 return SIDE_AGAIN;
-            begin = begin != 0 ? begin : feeder_now(f) + 1;
             pthread_cond_wait(&f->room, &f->mutex);
             continue;
         }
@@ -162,10 +162,9 @@ static side_status room_wait(side_feeder *f, bool try, const char *where, bool *
         if (r != SIDE_AGAIN || try)
             break;
     }
-    if (begin != 0) {
-        f->device->ops->clock_join(f->device->context, f->room_ns);
-        f->stats.submit_wait_s += (double)(feeder_now(f) + 1 - begin) * 1e-9;
-    }
+    if (r == SIDE_OK && f->submitted >= f->options.queue) /* whose slot made room; virtual clocks must hear when */
+        f->device->ops->clock_join(f->device->context, feeder_batch(f, f->submitted - f->options.queue)->slot_got_ns);
+    f->stats.submit_wait_s += (double)(feeder_now(f) - begin) * 1e-9;
     return r;
 }
 

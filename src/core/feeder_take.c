@@ -203,7 +203,6 @@ static void forget_dropped(side_feeder *f)
     f->taken = f->issued = f->slotted = f->dropped;
     f->cursor = (struct feeder_cursor){.batch = f->dropped};
     f->open = false;
-    f->room_ns = feeder_now(f);
     f->has_asked = false;
 }
 

@@ -279,6 +279,39 @@ T_TEST(stream_wrap)
     fake_clean();
 }
 
+T_TEST(a_captured_stream_says_so)
+{
+    dev_stream *s = NULL;
+    bool capturing = true;
+
+    fake_begin();
+    dev_context *c = open_fake();
+    T_OK(D.stream_create(c, &s));
+    T_OK(D.stream_is_capturing(s, &capturing));
+    assert_false(capturing);
+    for (int state = CU_STREAM_CAPTURE_STATUS_ACTIVE; state <= 2;
+         state++) { /* 2: a capture that was broken and is not ended */
+        fake.capturing = state;
+        T_OK(D.stream_is_capturing(s, &capturing));
+        assert_true(capturing);
+        capturing = false;
+    }
+    fake.capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+    fake.fail_name = "cuStreamIsCapturing"; /* of the legacy stream, while another is captured */
+    fake.code = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    T_OK(D.stream_is_capturing(s, &capturing));
+    assert_true(capturing);
+    fake.code = CUDA_ERROR_INVALID_VALUE;
+    capturing = false;
+    T_STATUS(D.stream_is_capturing(s, &capturing), SIDE_DEVICE_ERROR);
+    assert_false(capturing);
+    fake.fail_name = NULL;
+    assert_int_equal(depth, 0);
+    D.stream_destroy(s);
+    D.close(c);
+    fake_clean();
+}
+
 T_TEST(event_waiting)
 {
     dev_event *e = NULL, *timed[2];
@@ -876,5 +909,5 @@ T_TEST(faults_memory)
 }
 
 T_MAIN(T(load_symbols), T(load_failures), T(open_arguments), T(error_mapping), T(memory_kinds), T(stream_wrap),
-       T(event_waiting), T(copy_batches), T(kernel_sources), T(kernel_fatbin), T_LONG(kernel_nvrtc, 60), T(matmul),
-       T(threads), T(link), T(faults), T(faults_nvrtc), T(faults_memory))
+       T(a_captured_stream_says_so), T(event_waiting), T(copy_batches), T(kernel_sources), T(kernel_fatbin),
+       T_LONG(kernel_nvrtc, 60), T(matmul), T(threads), T(link), T(faults), T(faults_nvrtc), T(faults_memory))

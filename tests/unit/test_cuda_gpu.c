@@ -491,7 +491,10 @@ T_TEST(graph_capture)
     dev_stream *s = NULL;
     const struct cublas_api *blas;
     graph made = NULL;
+    dev_stream *blocking = NULL, *legacy = NULL;
     side_op op = SIDE_OP_INIT;
+    CUstream native = NULL;
+    bool capturing = true;
     pthread_t thread;
 
     for (int i = 0; i < 3; i++) {
@@ -506,8 +509,13 @@ T_TEST(graph_capture)
     op.in[0] = op.in[1] = data;
     op.out = (char *)data + (2 << 20);
     op.dim[0] = op.dim[1] = op.dim[2] = 256;
+    T_OK(D.stream_wrap(c, NULL, &legacy));
+    T_OK(D.stream_is_capturing(s, &capturing));
+    assert_false(capturing);
     T_OK(cuda_enter(c));
     assert_int_equal(begin(D.stream_native(s), 0 /* global */), CUDA_SUCCESS);
+    T_OK(D.stream_is_capturing(s, &capturing));
+    assert_true(capturing);
     assert_int_equal(pthread_create(&thread, NULL, work_relaxed, c), 0);
     pthread_join(thread, NULL);
     side_piece pieces[2] = {{data, (char *)data + 8192, 4096}, {(char *)data + 4096, (char *)data + 16384, 4096}};
@@ -522,6 +530,22 @@ T_TEST(graph_capture)
     assert_int_equal(end(D.stream_native(s), &made), CUDA_SUCCESS);
     assert_non_null(made);
     assert_int_equal(destroy(made), CUDA_SUCCESS);
+    T_OK(D.stream_is_capturing(s, &capturing));
+    assert_false(capturing);
+    /* One that synchronises with the legacy stream: asked, that says so too, and the capture goes on. */
+    assert_int_equal(c->cu->cuStreamCreate(&native, 0), CUDA_SUCCESS);
+    T_OK(D.stream_wrap(c, native, &blocking));
+    T_OK(D.stream_is_capturing(legacy, &capturing));
+    assert_false(capturing);
+    assert_int_equal(begin(native, 0), CUDA_SUCCESS);
+    T_OK(D.stream_is_capturing(legacy, &capturing));
+    assert_true(capturing);
+    T_OK(D.set(blocking, data, 1, 4096));
+    assert_int_equal(end(native, &made), CUDA_SUCCESS);
+    assert_int_equal(destroy(made), CUDA_SUCCESS);
+    D.stream_destroy(blocking);
+    D.stream_destroy(legacy);
+    assert_int_equal(c->cu->cuStreamDestroy(native), CUDA_SUCCESS);
     cuda_leave(c);
     T_OK(D.op(s, &op));
     wait_for(c, s);

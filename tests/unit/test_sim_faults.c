@@ -341,6 +341,7 @@ static side_status scenario(dev_context *c)
     side_piece piece;
     side_op op = spin(10);
     side_memory_kind kind;
+    bool capturing;
     int calls = 0;
     double ns;
     side_status st = D.alloc(c, 64, &device);
@@ -361,6 +362,7 @@ static side_status scenario(dev_context *c)
     st = st != SIDE_OK ? st : D.event_record(f, s);
     st = st != SIDE_OK ? st : D.event_wait(f, UINT64_MAX);
     st = st != SIDE_OK ? st : D.event_elapsed(e, f, &ns);
+    st = st != SIDE_OK ? st : D.stream_is_capturing(s, &capturing);
     st = st != SIDE_OK ? st : D.stream_query(s);
     if (st == SIDE_OK)
         assert_int_equal(calls, 1);
@@ -394,7 +396,7 @@ T_TEST(each_call_can_fail)
         close_sim(c);
         assert_int_equal(mem_live(), 0);
     }
-    assert_int_equal(n, 18);
+    assert_int_equal(n, 19);
 }
 
 T_TEST(each_allocation_can_fail)
