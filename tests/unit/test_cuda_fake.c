@@ -253,12 +253,24 @@ T_TEST(memory_kinds)
 T_TEST(stream_wrap)
 {
     dev_stream *s = NULL;
+    bool capturing = true;
 
     fake_begin();
     dev_context *c = open_fake();
     T_OK(D.stream_wrap(c, NULL, &s));
     assert_null(D.stream_native(s));
     T_OK(D.stream_query(s));
+    for (fake.capturing = 2; fake.capturing >= 0; fake.capturing--) { /* broken and not ended, active, none */
+        T_OK(D.stream_is_capturing(s, &capturing));
+        assert_int_equal(capturing, fake.capturing != 0);
+    }
+    fake.fail_name = "cuStreamIsCapturing"; /* the legacy stream's answer while another is captured */
+    fake.code = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    T_OK(D.stream_is_capturing(s, &capturing));
+    assert_true(capturing);
+    fake.code = CUDA_ERROR_INVALID_VALUE;
+    T_STATUS(D.stream_is_capturing(s, &capturing), SIDE_DEVICE_ERROR);
+    fake.fail_name = NULL;
     D.stream_destroy(s);
     T_STATUS(D.stream_wrap(c, (void *)CU_HANDLE_PER_THREAD, &s), SIDE_INVALID);
     message_has("per-thread");
@@ -275,39 +287,6 @@ T_TEST(stream_wrap)
     D.stream_destroy(s);
     unmake(native, FAKE_STREAM);
     D.stream_destroy(NULL);
-    D.close(c);
-    fake_clean();
-}
-
-T_TEST(a_captured_stream_says_so)
-{
-    dev_stream *s = NULL;
-    bool capturing = true;
-
-    fake_begin();
-    dev_context *c = open_fake();
-    T_OK(D.stream_create(c, &s));
-    T_OK(D.stream_is_capturing(s, &capturing));
-    assert_false(capturing);
-    for (int state = CU_STREAM_CAPTURE_STATUS_ACTIVE; state <= 2;
-         state++) { /* 2: a capture that was broken and is not ended */
-        fake.capturing = state;
-        T_OK(D.stream_is_capturing(s, &capturing));
-        assert_true(capturing);
-        capturing = false;
-    }
-    fake.capturing = CU_STREAM_CAPTURE_STATUS_NONE;
-    fake.fail_name = "cuStreamIsCapturing"; /* of the legacy stream, while another is captured */
-    fake.code = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    T_OK(D.stream_is_capturing(s, &capturing));
-    assert_true(capturing);
-    fake.code = CUDA_ERROR_INVALID_VALUE;
-    capturing = false;
-    T_STATUS(D.stream_is_capturing(s, &capturing), SIDE_DEVICE_ERROR);
-    assert_false(capturing);
-    fake.fail_name = NULL;
-    assert_int_equal(depth, 0);
-    D.stream_destroy(s);
     D.close(c);
     fake_clean();
 }
@@ -909,5 +888,5 @@ T_TEST(faults_memory)
 }
 
 T_MAIN(T(load_symbols), T(load_failures), T(open_arguments), T(error_mapping), T(memory_kinds), T(stream_wrap),
-       T(a_captured_stream_says_so), T(event_waiting), T(copy_batches), T(kernel_sources), T(kernel_fatbin),
-       T_LONG(kernel_nvrtc, 60), T(matmul), T(threads), T(link), T(faults), T(faults_nvrtc), T(faults_memory))
+       T(event_waiting), T(copy_batches), T(kernel_sources), T(kernel_fatbin), T_LONG(kernel_nvrtc, 60), T(matmul),
+       T(threads), T(link), T(faults), T(faults_nvrtc), T(faults_memory))
