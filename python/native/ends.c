@@ -128,7 +128,7 @@ void pipeline_keep_error(struct pipeline_ref *ref)
         Py_XDECREF(error[i]);
 }
 
-/* Memory of the library's for the time of a call. */
+/* Memory of the library's for the time of a call. It does not hold the handle: nobody may have it any more. */
 static PyObject *lend(struct pipeline_ref *ref, void *data, size_t bytes)
 {
     struct memory *memory = memory_make(ref->device, SIDE_MEMORY_PINNED, data, bytes);
@@ -136,8 +136,6 @@ static PyObject *lend(struct pipeline_ref *ref, void *data, size_t bytes)
     if (memory == NULL)
         return NULL;
     memory->lent = true;
-    memory->parent = pipeline_hold(ref);
-    memory->parent_drop = pipeline_drop;
     return native_buffer_new(memory, ref->owner, 0, bytes, native_dtype(NULL), 1, NULL);
 }
 
@@ -157,9 +155,17 @@ static PyObject *call_with_view(struct pipeline_ref *ref, PyObject *fn, uint64_t
     if (view != NULL)
         r = PyObject_CallFunction(fn, "KO", (unsigned long long)item, view);
     Py_XDECREF(view);
-    if (r != NULL && Py_REFCNT(buffer) > 1) { /* every export of it holds the buffer */
-        PyErr_SetString(PyExc_BufferError,
-                        "the callable kept its view, or an array over it; copy what is needed later");
+    if (buffer != NULL && Py_REFCNT(buffer) > 1) { /* every export of it holds the buffer */
+        struct memory *memory = ((buffer_object *)buffer)->memory;
+
+        /* It stays memory for whoever has it, which may be the traceback of an exception. */
+        if (pipeline_hold_living(ref)) {
+            memory->parent = ref;
+            memory->parent_drop = pipeline_drop;
+        }
+        if (r != NULL)
+            PyErr_SetString(PyExc_BufferError,
+                            "the callable kept its view, or an array over it; copy what is needed later");
         Py_CLEAR(r);
     }
     if (buffer != NULL)

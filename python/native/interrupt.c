@@ -27,41 +27,55 @@ static void on_interrupt(int signal, siginfo_t *info, void *context)
     errno = saved;
 }
 
-/* A handler of the program's own may mean anything but "stop". */
-static bool default_handler(void)
+/* A handler of the program's own may mean anything but "stop". 1, 0, or -1 with an exception, which may be a KeyboardInterrupt. */
+static int default_handler(void)
 {
-    PyObject *module = PyImport_ImportModule("signal"), *now = NULL, *usual = NULL;
-    bool same;
+    static PyObject *get, *usual; /* C functions, so that no bytecode runs */
+    PyObject *module, *now;
+    int same;
 
-    if (module != NULL)
-        now = PyObject_CallMethod(module, "getsignal", "i", SIGINT);
-    if (now != NULL)
-        usual = PyObject_GetAttrString(module, "default_int_handler");
-    same = usual != NULL && now == usual;
-    Py_XDECREF(usual);
+    if (usual == NULL) {
+        module = PyImport_ImportModule("_signal");
+        get = module == NULL ? NULL : PyObject_GetAttrString(module, "getsignal");
+        usual = get == NULL ? NULL : PyObject_GetAttrString(module, "default_int_handler");
+        Py_XDECREF(module);
+        if (usual == NULL)
+            return -1;
+    }
+    now = PyObject_CallFunction(get, "i", SIGINT);
+    same = now == NULL ? -1 : now == usual;
     Py_XDECREF(now);
-    Py_XDECREF(module);
-    PyErr_Clear();
     return same;
 }
 
-bool interrupt_begin(side_pipeline *pipeline)
+int interrupt_begin(side_pipeline *pipeline, bool *begun)
 {
     struct sigaction ours = {.sa_sigaction = on_interrupt, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    int usual;
 
+    *begun = false;
     if (gettid() != getpid() || depth == MOST_NESTED)
-        return false;
+        return 0;
     if (depth == 0) {
-        if (!default_handler() || sigaction(SIGINT, NULL, &before) != 0)
-            return false;
+        usual = default_handler();
+        if (usual <= 0)
+            return usual;
+        if (sigaction(SIGINT, NULL, &before) != 0)
+            return 0;
         if ((before.sa_flags & SA_SIGINFO) == 0 && (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN))
-            return false;
+            return 0;
     }
     running[depth] = pipeline;
     depth++;
+    *begun = true;
     if (depth == 1)
         sigaction(SIGINT, &ours, NULL);
-    return true;
+    /* What came before ours was there would wait until the pipeline ends. */
+    if (PyErr_CheckSignals() == 0)
+        return 0;
+    interrupt_end(true);
+    *begun = false;
+    return -1;
 }
 
 void interrupt_end(bool begun)

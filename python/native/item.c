@@ -30,11 +30,11 @@ const side_item *item_get(PyObject *object, const struct pipeline_ref *ref)
 {
     item_object *self = (item_object *)object;
 
-    if (!PyObject_TypeCheck(object, item_type) || self->ref != ref)
-        PyErr_SetString(PyExc_TypeError, "item must be an Item of this pipeline");
-    else if (self->over)
+    if (PyObject_TypeCheck(object, item_type) && self->over)
         native_raise_text(SIDE_STATE, "Pipeline.done", "item %llu is done already",
                           (unsigned long long)self->item.number);
+    else if (!PyObject_TypeCheck(object, item_type) || self->ref != ref)
+        PyErr_SetString(PyExc_TypeError, "item must be an Item of this pipeline");
     else
         return &self->item;
     return NULL;
@@ -45,15 +45,24 @@ bool item_is_over(PyObject *object)
     return ((item_object *)object)->over;
 }
 
+static void end_buffer(PyObject **buffer)
+{
+    if (*buffer != NULL)
+        ((buffer_object *)*buffer)->memory->ended = true;
+    Py_CLEAR(*buffer);
+}
+
 size_t item_end(PyObject *object)
 {
     item_object *self = (item_object *)object;
 
-    self->over = true;
-    if (self->data != NULL)
-        ((buffer_object *)self->data)->memory->ended = true;
-    if (self->result != NULL)
-        ((buffer_object *)self->result)->memory->ended = true;
+    if (!self->over) {
+        self->over = true;
+        end_buffer(&self->data);
+        end_buffer(&self->result);
+        pipeline_drop(self->ref);
+        self->ref = NULL;
+    }
     return self->item.result_bytes;
 }
 
@@ -101,7 +110,7 @@ static PyObject *item_result(PyObject *object, void *unused)
     item_object *self = (item_object *)object;
     (void)unused;
 
-    if (self->item.result == NULL)
+    if (self->item.result == NULL && !self->over)
         Py_RETURN_NONE;
     if (self->result == NULL)
         self->result = make_buffer(self, self->item.result, self->capacity);

@@ -69,27 +69,56 @@ static int level_number(side_level level)
     return level == SIDE_LEVEL_WARN ? 30 : level == SIDE_LEVEL_INFO ? 20 : 10;
 }
 
+/* The caller's call is no place for an exception of a log handler. A Ctrl-C that came meanwhile is not the handler's: it is put back. */
+static void settle_exception(void)
+{
+    if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+        PyErr_WriteUnraisable(NULL);
+        return;
+    }
+    PyErr_Clear();
+    PyErr_SetInterrupt();
+}
+
+/* With a handler that does nothing, so that nothing is printed where the program set up no logging. */
+static PyObject *make_logger(void)
+{
+    PyObject *logging = PyImport_ImportModule("logging"), *null = NULL, *r = NULL;
+    PyObject *logger = logging == NULL ? NULL : PyObject_CallMethod(logging, "getLogger", "s", "sidestream");
+
+    if (logger != NULL)
+        null = PyObject_CallMethod(logging, "NullHandler", NULL);
+    if (null != NULL)
+        r = PyObject_CallMethod(logger, "addHandler", "O", null);
+    if (r == NULL)
+        Py_CLEAR(logger);
+    Py_XDECREF(r);
+    Py_XDECREF(null);
+    Py_XDECREF(logging);
+    return logger;
+}
+
 static void log_one(PyObject *logger, int level, const char *text)
 {
     PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     PyObject *r = message == NULL ? NULL : PyObject_CallMethod(logger, "log", "isO", level, "%s", message);
 
     if (r == NULL)
-        PyErr_WriteUnraisable(logger);
+        settle_exception();
     Py_XDECREF(r);
     Py_XDECREF(message);
 }
 
 static void drain(void)
 {
-    PyObject *logging = PyImport_ImportModule("logging");
-    PyObject *logger = logging == NULL ? NULL : PyObject_CallMethod(logging, "getLogger", "s", "sidestream");
+    static PyObject *logger;
     struct message m;
     unsigned missed;
 
+    if (logger == NULL)
+        logger = make_logger();
     if (logger == NULL) {
-        PyErr_Clear();
-        Py_XDECREF(logging);
+        settle_exception(); /* the messages wait */
         return;
     }
     while (pop(&m, &missed)) {
@@ -100,8 +129,6 @@ static void drain(void)
         }
         log_one(logger, level_number(m.level), m.text);
     }
-    Py_DECREF(logger);
-    Py_DECREF(logging);
 }
 
 void native_drain_log(void)

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Pipeline: the library runs the loop (run), or the caller does (pull). */
+ * Pipeline: making, running and ending one. What the caller pulls is in pull.c. */
 #include "pipeline.h"
 
-static PyTypeObject *pipeline_type, *pull_type;
-
-typedef struct pipeline_object {
-    PyObject_HEAD
-    struct pipeline_ref *ref;
-} pipeline_object;
+static PyTypeObject *pipeline_type;
 
 /* ---------------------------------------------------------------- handle */
 
@@ -18,6 +13,18 @@ struct pipeline_ref *pipeline_hold(struct pipeline_ref *ref)
 {
     atomic_fetch_add_explicit(&ref->refs, 1, memory_order_relaxed);
     return ref;
+}
+
+bool pipeline_hold_living(struct pipeline_ref *ref)
+{
+    size_t refs = atomic_load_explicit(&ref->refs, memory_order_relaxed);
+
+    while (refs > 0) {
+        if (atomic_compare_exchange_weak_explicit(&ref->refs, &refs, refs + 1, memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return true;
+    }
+    return false;
 }
 
 static void unlink_live(struct pipeline_ref *ref)
@@ -42,10 +49,11 @@ static side_status destroy(struct pipeline_ref *ref, bool cancel)
         side_pipeline_cancel(pipeline);
     s = side_pipeline_destroy(pipeline);
     Py_END_ALLOW_THREADS
-    return s;
+    return s == SIDE_CANCELLED ? SIDE_OK : s;
 }
 
-static void release(struct pipeline_ref *ref)
+/* Of what only a pipeline that runs needs. */
+static void let_go(struct pipeline_ref *ref)
 {
     Py_CLEAR(ref->source);
     Py_CLEAR(ref->sink);
@@ -54,6 +62,11 @@ static void release(struct pipeline_ref *ref)
     Py_CLEAR(ref->holds);
     for (uint32_t i = 0; i < ref->stream_count; i++)
         Py_CLEAR(ref->streams[i]);
+}
+
+static void release(struct pipeline_ref *ref)
+{
+    let_go(ref);
     for (int i = 0; i < 3; i++)
         Py_CLEAR(ref->error[i]);
     Py_CLEAR(ref->owner);
@@ -94,7 +107,10 @@ static void end_all_at_exit(void)
             side_pipeline_cancel(ref->pipeline);
     }
     for (ref = live; ref != NULL; ref = next) {
-        pipeline_hold(ref); /* stays in the list, whatever happens without the GIL */
+        if (!pipeline_hold_living(ref)) {
+            next = ref->next; /* in the graveyard */
+            continue;
+        }
         for (int tries = 0; ref->inside > 0 && tries < 1000; tries++) {
             Py_BEGIN_ALLOW_THREADS
             native_sleep(0.01);
@@ -281,7 +297,7 @@ fail:
 
 /* ---------------------------------------------------------------- calls */
 
-static struct pipeline_ref *pipeline_check(PyObject *object)
+struct pipeline_ref *pipeline_of(PyObject *object)
 {
     struct pipeline_ref *ref = ((pipeline_object *)object)->ref;
 
@@ -290,24 +306,30 @@ static struct pipeline_ref *pipeline_check(PyObject *object)
     if (ref->forks != life_forks())
         return (struct pipeline_ref *)(void *)native_raise_text(SIDE_FORKED, "Pipeline",
                                                                 "the pipeline is from before a fork");
-    if (ref->pipeline == NULL)
+    if (ref->pipeline == NULL || ref->closed)
         return (struct pipeline_ref *)(void *)native_raise_text(SIDE_STATE, "Pipeline", "the pipeline was closed");
     return ref;
 }
 
-struct visit {
-    struct pipeline_ref *ref;
-    bool interrupt;
-};
-
-static struct visit visit_begin(struct pipeline_ref *ref)
+int visit_begin(struct visit *visit, struct pipeline_ref *ref)
 {
+    if (interrupt_begin(ref->pipeline, &visit->interrupt) != 0)
+        return -1;
     ref->inside++;
-    return (struct visit){pipeline_hold(ref), interrupt_begin(ref->pipeline)};
+    visit->ref = pipeline_hold(ref);
+    return 0;
 }
 
-/* What stopped the call: an exception of a callback, a signal, or the status. -1 with an exception set. SIDE_END counts as success. */
-static int visit_end(struct visit *visit, side_status s)
+bool pipeline_raise_kept(struct pipeline_ref *ref)
+{
+    if (ref->error[0] == NULL)
+        return false;
+    PyErr_Restore(ref->error[0], ref->error[1], ref->error[2]);
+    memset(ref->error, 0, sizeof(ref->error));
+    return true;
+}
+
+int visit_end(struct visit *visit, side_status s)
 {
     struct pipeline_ref *ref = visit->ref;
     side_error error = *side_last_error(); /* before Python code of a signal handler runs */
@@ -315,9 +337,7 @@ static int visit_end(struct visit *visit, side_status s)
 
     interrupt_end(visit->interrupt);
     ref->inside--;
-    if (ref->error[0] != NULL && s < 0) {
-        PyErr_Restore(ref->error[0], ref->error[1], ref->error[2]);
-        memset(ref->error, 0, sizeof(ref->error));
+    if (s < 0 && pipeline_raise_kept(ref)) {
         r = -1;
     } else if (PyErr_CheckSignals() != 0) {
         r = -1;
@@ -348,15 +368,14 @@ static PyObject *stats_dict(const side_pipeline_stats *s)
 
 static PyObject *pipeline_run(PyObject *object, PyObject *unused)
 {
-    struct pipeline_ref *ref = pipeline_check(object);
+    struct pipeline_ref *ref = pipeline_of(object);
     side_pipeline_stats stats;
     struct visit visit;
     side_status s;
     (void)unused;
 
-    if (ref == NULL)
+    if (ref == NULL || visit_begin(&visit, ref) != 0)
         return NULL;
-    visit = visit_begin(ref);
     Py_BEGIN_ALLOW_THREADS
     s = side_pipeline_run(ref->pipeline, &stats);
     Py_END_ALLOW_THREADS
@@ -365,7 +384,7 @@ static PyObject *pipeline_run(PyObject *object, PyObject *unused)
 
 static PyObject *pipeline_stats(PyObject *object, PyObject *unused)
 {
-    struct pipeline_ref *ref = pipeline_check(object);
+    struct pipeline_ref *ref = pipeline_of(object);
     side_pipeline_stats stats;
     side_status s;
     (void)unused;
@@ -394,162 +413,39 @@ static PyObject *pipeline_close(PyObject *object, PyObject *unused)
     side_status s;
     (void)unused;
 
-    if (ref->pipeline == NULL || !life_goes_on(ref->forks))
+    if (ref->pipeline == NULL || ref->closed || !life_goes_on(ref->forks))
         Py_RETURN_NONE;
     if (ref->inside > 0)
         return native_raise_text(SIDE_STATE, "Pipeline.close",
                                  "the pipeline runs; cancel() it and let run() return first");
+    ref->closed = true;
+    /* Somebody has memory of an item, or of a callback's view: what is left is done when he lets go. */
+    if (atomic_load_explicit(&ref->refs, memory_order_acquire) > 1) {
+        side_pipeline_cancel(ref->pipeline);
+        Py_RETURN_NONE;
+    }
     s = destroy(ref, true);
-    if (s != SIDE_OK && s != SIDE_CANCELLED) {
+    if (s != SIDE_OK) {
         pipeline_hold(ref); /* for ever: what the device may touch is kept */
         return native_raise(s);
     }
+    let_go(ref);
     Py_RETURN_NONE;
-}
-
-/* ---------------------------------------------------------------- pull */
-
-static side_status item_done(struct pipeline_ref *ref, PyObject *object, struct stream_ref *stream)
-{
-    side_item item = *item_get(object, ref);
-    side_status s;
-
-    item_end(object);
-    Py_BEGIN_ALLOW_THREADS
-    s = side_pipeline_done(ref->pipeline, &item, stream->stream);
-    Py_END_ALLOW_THREADS
-    return s;
-}
-
-/* NULL without an exception: no more items. */
-static PyObject *next_item(struct pipeline_ref *ref, struct stream_ref *stream)
-{
-    struct visit visit = visit_begin(ref);
-    PyObject *object;
-    side_item item;
-    side_status s;
-
-    Py_BEGIN_ALLOW_THREADS
-    s = side_pipeline_next(ref->pipeline, stream->stream, &item);
-    Py_END_ALLOW_THREADS
-    if (visit_end(&visit, s) != 0 || s == SIDE_END)
-        return NULL;
-    object = item_new(ref, &item);
-    if (object == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        side_pipeline_done(ref->pipeline, &item, stream->stream);
-        Py_END_ALLOW_THREADS
-    }
-    return object;
-}
-
-static PyObject *pipeline_next(PyObject *object, PyObject *arg)
-{
-    struct pipeline_ref *ref = pipeline_check(object);
-    struct stream_ref *stream = ref == NULL ? NULL : native_stream(arg, "stream");
-    PyObject *item = stream == NULL ? NULL : next_item(ref, stream);
-
-    if (item == NULL && !PyErr_Occurred())
-        Py_RETURN_NONE;
-    return item;
-}
-
-static PyObject *pipeline_done(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static const char *const names[] = {"item", "stream", NULL};
-    struct pipeline_ref *ref = pipeline_check(object);
-    struct stream_ref *stream;
-    PyObject *item, *given;
-    side_status s;
-
-    if (ref == NULL || !native_parse(args, kwargs, "OO:done", names, &item, &given))
-        return NULL;
-    stream = native_stream(given, "stream");
-    if (stream == NULL || item_get(item, ref) == NULL)
-        return NULL;
-    s = item_done(ref, item, stream);
-    return s == SIDE_OK ? Py_NewRef(Py_None) : native_raise(s);
 }
 
 static PyObject *pipeline_rewind(PyObject *object, PyObject *unused)
 {
-    struct pipeline_ref *ref = pipeline_check(object);
+    struct pipeline_ref *ref = pipeline_of(object);
     struct visit visit;
     side_status s;
     (void)unused;
 
-    if (ref == NULL)
+    if (ref == NULL || visit_begin(&visit, ref) != 0)
         return NULL;
-    visit = visit_begin(ref);
     Py_BEGIN_ALLOW_THREADS
     s = side_pipeline_rewind(ref->pipeline);
     Py_END_ALLOW_THREADS
     return visit_end(&visit, s) == 0 ? Py_NewRef(Py_None) : NULL;
-}
-
-typedef struct pull_object {
-    PyObject_HEAD
-    PyObject *pipeline;
-    PyObject *stream;
-    PyObject *item; /* handed out last; done when the next is asked for */
-    bool ended;
-} pull_object;
-
-static PyObject *pipeline_pull(PyObject *object, PyObject *stream)
-{
-    pull_object *self;
-
-    if (pipeline_check(object) == NULL || native_stream(stream, "stream") == NULL)
-        return NULL;
-    self = (pull_object *)PyType_GenericAlloc(pull_type, 0);
-    if (self == NULL)
-        return NULL;
-    self->pipeline = Py_NewRef(object);
-    self->stream = Py_NewRef(stream);
-    return (PyObject *)self;
-}
-
-static side_status pull_done(pull_object *self)
-{
-    struct pipeline_ref *ref = ((pipeline_object *)self->pipeline)->ref;
-    PyObject *item = self->item;
-    side_status s = SIDE_OK;
-
-    self->item = NULL;
-    if (item != NULL && !item_is_over(item) && ref->pipeline != NULL && life_goes_on(ref->forks))
-        s = item_done(ref, item, ((stream_object *)self->stream)->ref);
-    Py_XDECREF(item);
-    return s;
-}
-
-static PyObject *pull_next(PyObject *object)
-{
-    pull_object *self = (pull_object *)object;
-    struct pipeline_ref *ref = pipeline_check(self->pipeline);
-    side_status s;
-
-    if (ref == NULL || self->ended)
-        return NULL;
-    s = pull_done(self);
-    if (s != SIDE_OK)
-        return native_raise(s);
-    self->item = next_item(ref, ((stream_object *)self->stream)->ref);
-    self->ended = self->item == NULL;
-    return Py_XNewRef(self->item);
-}
-
-static void pull_dealloc(PyObject *object)
-{
-    pull_object *self = (pull_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
-
-    if (self->pipeline != NULL)
-        pull_done(self);
-    Py_XDECREF(self->pipeline);
-    Py_XDECREF(self->stream);
-    PyObject_Free(object);
-    Py_DECREF(type);
-    native_sweep();
 }
 
 /* ---------------------------------------------------------------- class */
@@ -583,7 +479,7 @@ static void pipeline_dealloc(PyObject *object)
 static PyObject *pipeline_enter(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return pipeline_check(object) == NULL ? NULL : Py_NewRef(object);
+    return pipeline_of(object) == NULL ? NULL : Py_NewRef(object);
 }
 
 static PyObject *pipeline_exit(PyObject *object, PyObject *args)
@@ -647,26 +543,11 @@ static PyType_Spec pipeline_type_spec = {
     .slots = pipeline_slots,
 };
 
-static PyType_Slot pull_slots[] = {
-    {Py_tp_dealloc, pull_dealloc},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, pull_next},
-    {0, NULL},
-};
-
-static PyType_Spec pull_type_spec = {
-    .name = "sidestream.Pull",
-    .basicsize = sizeof(pull_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = pull_slots,
-};
-
 int pipeline_add(PyObject *module)
 {
     if (pipeline_type == NULL) {
         pipeline_type = (PyTypeObject *)PyType_FromSpec(&pipeline_type_spec);
-        pull_type = (PyTypeObject *)PyType_FromSpec(&pull_type_spec);
         life_add_exit(end_all_at_exit);
     }
-    return pipeline_type == NULL || pull_type == NULL ? -1 : PyModule_AddType(module, pipeline_type);
+    return pipeline_type == NULL || pull_add() != 0 ? -1 : PyModule_AddType(module, pipeline_type);
 }

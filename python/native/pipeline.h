@@ -16,6 +16,7 @@ struct pipeline_ref {
     struct device_ref *device;
     side_pipeline *pipeline; /* GIL; NULL before create and after destroy */
     unsigned forks;
+    bool closed;               /* GIL */
     unsigned inside;           /* GIL: threads in a call of the pipeline's */
     struct pipeline_ref *next; /* GIL: all that live, for the exit */
     struct grave grave;
@@ -35,6 +36,8 @@ struct pipeline_ref {
 };
 
 struct pipeline_ref *pipeline_hold(struct pipeline_ref *ref);
+/* The same from where the handle may be buried already: false, if it is. */
+bool pipeline_hold_living(struct pipeline_ref *ref);
 void pipeline_drop(void *parent); /* any thread; NULL is fine */
 
 /* ends.c: from Python objects to the options; -1 with an exception. Largest item (or result) into *largest, 0 where it cannot be told. */
@@ -55,10 +58,35 @@ size_t item_end(PyObject *object);
 int item_add(PyObject *module);
 
 /* interrupt.c: while the main thread is in a call, Ctrl-C cancels the pipeline. With the GIL; calls nest. Nothing is done in other threads, and where Python's
- * default handler is not the one. */
-bool interrupt_begin(side_pipeline *pipeline);
+ * default handler is not the one. begin: -1 with an exception, a KeyboardInterrupt mostly. */
+int interrupt_begin(side_pipeline *pipeline, bool *begun);
 void interrupt_end(bool begun);
 
+/* pipeline.c */
+
+typedef struct pipeline_object {
+    PyObject_HEAD
+    struct pipeline_ref *ref;
+} pipeline_object;
+
+/* The handle of a Pipeline that is open, borrowed; NULL with an exception. */
+struct pipeline_ref *pipeline_of(PyObject *object);
+/* A call that may wait. begin: -1 with an exception. end: what stopped it: an exception of a callback, a signal, or the status; -1 with an exception set.
+ * SIDE_END counts as success. */
+struct visit {
+    struct pipeline_ref *ref;
+    bool interrupt;
+};
+int visit_begin(struct visit *visit, struct pipeline_ref *ref);
+int visit_end(struct visit *visit, side_status s);
+/* The exception that a callback raised, if that is why the pipeline failed; false where there is none. */
+bool pipeline_raise_kept(struct pipeline_ref *ref);
 int pipeline_add(PyObject *module);
+
+/* pull.c: methods of Pipeline */
+PyObject *pipeline_next(PyObject *pipeline, PyObject *stream);
+PyObject *pipeline_done(PyObject *pipeline, PyObject *args, PyObject *kwargs);
+PyObject *pipeline_pull(PyObject *pipeline, PyObject *stream);
+int pull_add(void);
 
 #endif
