@@ -241,6 +241,9 @@ def test_xxh3(total: int, wanted: int) -> None:
         s.synchronize()
     assert sidestream.xxh3_digest(sums, data[-min(total, 1088):] if total else b"", total) == wanted
     if blocks:
+        assert sidestream.xxh3_digest(memoryview(b"-" + sums)[1:], data[-1088:], total) == wanted  # at any address
+        with pytest.raises(ValueError, match="64 bytes a block"):
+            sidestream.xxh3_digest(sums[1:], data[-1088:], total)
         sums[3] ^= 1
         assert sidestream.xxh3_digest(sums, data[-1088:], total) != wanted
         with pytest.raises(sidestream.WrongState):
