@@ -53,7 +53,7 @@ typedef struct side_feeder_options {
     size_t chunk_bytes;         /* as in side_pipeline_options */
     size_t pinned_bytes;
     uint32_t threads;
-    bool timing;      /* measure copies and stalls with timing events: about 2 us a batch on either side */
+    bool timing;      /* measure copies and stalls with timing events: of the first 16 batches, then of 3 in 16 */
     double timeout_s; /* longest wait for the device before SIDE_STUCK; 0: 30 */
     side_log *log;    /* NULL: off */
 } side_feeder_options;
@@ -64,7 +64,7 @@ typedef struct side_feeder_options {
 /* Sums since create. Device times need options.timing, and are of the batches whose events are done. */
 typedef struct side_feeder_stats {
     uint64_t submitted, taken; /* batches */
-    uint64_t timed; /* batches that copy_s, stall_s and compute_s are of; others' events were not done when their record was used again */
+    uint64_t timed; /* batches that copy_s, stall_s and compute_s are of: measured ones (see options.timing) whose events were done in time */
     uint64_t bytes, direct_bytes; /* copied; of them from where they lay, without staging */
     uint64_t copies;              /* H2D operations queued */
     double stage_busy_s;          /* threads: filling staging slots, summed over threads */

@@ -131,7 +131,7 @@ typedef struct side_pipeline_options {
     side_sink sink;
     size_t chunk_bytes; /* staging piece for pageable memory and files; 0: 4 MiB, or the item if that is smaller */
     size_t pinned_bytes; /* limit on pinned staging; 0: what depth and threads call for. Fewer and smaller pieces are used to stay below */
-    uint32_t threads; /* that stage, 1..64; 0: side_default_threads(), at most 8 of them where blocks are copied */
+    uint32_t threads; /* that stage, 1..64; 0: side_default_threads() */
     double timeout_s; /* longest wait for the device before SIDE_STUCK; 0: 30 */
     side_log *log;    /* NULL: off */
     void (*progress)(void *user, uint64_t items_done, uint64_t bytes_in,

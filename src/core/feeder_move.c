@@ -125,7 +125,7 @@ side_status feeder_publish(side_feeder *f, struct batch *b)
 {
     side_status r = SIDE_OK;
 
-    if (b->parts.direct != 0 || f->options.timing)
+    if (b->parts.direct != 0 || b->has_begun)
         r = fence_record(&b->copied, f->device, f->copy);
     if (r == SIDE_OK)
         r = side_slots_publish(f->slots, &b->slot, f->copy, NULL);

@@ -16,6 +16,17 @@
 
 #include "error.h"
 
+/* Which batches are measured: the first ones, then three in a row of each sixteen. A timing event holds up what comes behind it until all before it is done,
+ * and then some: measuring every batch costs a step of 3 ms 2 % where copy and compute are as long as each other. */
+#define MEASURE_FIRST 16u
+#define MEASURE_OF    16u
+#define MEASURE_RUN   3u
+
+static bool is_sampled(uint64_t number)
+{
+    return number < MEASURE_FIRST || number % MEASURE_OF < MEASURE_RUN;
+}
+
 /* The event, made at first use, records the stream. */
 static bool stamp(side_feeder *f, dev_event **event, side_stream *stream)
 {
@@ -41,7 +52,7 @@ void timing_begin(side_feeder *f, struct batch *b)
     /* The fence's own event keeps time: one that is not made here is made without, and this batch is not measured. */
     b->has_begun = (b->copied.event != NULL ||
                     f->device->ops->event_create(f->device->context, true, &b->copied.event) == SIDE_OK);
-    b->has_begun = b->has_begun && stamp(f, &b->begun, f->copy);
+    b->has_begun = b->has_begun && is_sampled(b->number) && stamp(f, &b->begun, f->copy);
     error_restore(&kept);
 }
 
@@ -54,12 +65,12 @@ void timing_ask(side_feeder *f, side_stream *reader)
     f->asked_ns = feeder_now(f);
     f->asked_by = by;
     f->has_asked = true;
-    f->asked_is_recorded = reader == NULL || stamp(f, &f->asked, reader);
+    f->asked_is_recorded = is_sampled(f->taken) && (reader == NULL || stamp(f, &f->asked, reader));
 }
 
 bool timing_ready(side_feeder *f, struct batch *b, side_stream *reader)
 {
-    return f->options.timing && (reader == NULL || stamp(f, &b->ready, reader));
+    return f->options.timing && is_sampled(b->number) && (reader == NULL || stamp(f, &b->ready, reader));
 }
 
 /* How long the host was blocked in next, and for want of what. */
@@ -139,7 +150,7 @@ void timing_sum(side_feeder *f, uint64_t end, bool drop)
     for (; f->timed < end; f->timed++) {
         const struct batch *b = feeder_batch(f, f->timed);
         side_status r = SIDE_OK;
-        if (!b->measured)
+        if (!b->measured || !is_sampled(b->number > 0 ? b->number - 1 : 0)) /* the first of a run only begins it */
             continue;
         if (r == SIDE_OK)
             r = fence_query(&b->copied, f->device);

@@ -48,12 +48,13 @@ def unfenced_ring(loader, depth: int = 2):
 
 
 def count_wrong(batches, sleep: int = SLEEP) -> int:
+    """Batches with a wrong value. Waits for its own stream alone: another thread may be capturing."""
     bad = torch.zeros((), dtype=torch.long, device=DEVICE)
     for number, batch in enumerate(batches):
         torch.cuda._sleep(sleep)
         bad += wrong(batch, number)
         del batch
-    torch.cuda.synchronize()
+    torch.cuda.current_stream().synchronize()
     return int(bad)
 
 

@@ -220,6 +220,8 @@ def overlap_transfer_and_compute(cpu_tensors: Sequence[torch.Tensor],
         results = run.results(compute_func)
         side.hand_over(results, run.kept)
         if wait:
+            for feeder in run.feeders:  # all is copied, or about to be; while the last item is computed
+                feeder.close()
             side.finish()
             _end(side.native, run.feeders)
         else:

@@ -101,7 +101,7 @@ class Stats:
             cure = "; fewer bytes (uint8, bfloat16) would help" if self.gain < _SMALL else f", and {lost} are lost; a larger depth would help"
             return f"{more}: the copy takes {_ms(self.copy_ms)} ms a batch, the {who} {compute}{cure}"
         if bound == "staging":
-            return (f"{more}: {lost} ms a batch are lost copying pageable batches into pinned memory, the {who} needs {compute}; "
+            return (f"copying pageable batches into pinned memory is what bounds it: {lost} ms a batch are lost to that, the {who} needs {compute}; "
                     "pin_memory=True in the loader, or more cores, would help")
         if bound == "slots":
             return (f"{more}: {lost} ms a batch are lost waiting for slots, the {who} needs {compute}; letting go of batches earlier, "
