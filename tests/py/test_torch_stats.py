@@ -26,7 +26,7 @@ def of_gpu(compute: float, needs: float, copy: float, **lost: float) -> st.Stats
     (of_gpu(30, 25, 2, loader=10), "loader", 0.25, "25 % to gain: the loader needs 25 ms a batch, the GPU 30, but it is late at times, 10 ms"),
     (of_gpu(3, 1, 12, link=9), "link", 0, "nothing more to gain: the copy takes 12 ms a batch, the GPU 3; fewer bytes"),
     (of_gpu(12, 1, 12, link=4), "link", 0.25, "25 % to gain: the copy takes 12 ms a batch, the GPU 12, and 4 are lost; a larger depth"),
-    (of_gpu(10, 1, 3, staging=10, loader=1), "staging", 11 / 21, "52 % to gain: 10 ms a batch are lost copying pageable batches"),
+    (of_gpu(10, 1, 3, staging=10, loader=1), "staging", 11 / 21, "copying pageable batches into pinned memory is what bounds it: 10 ms"),
     (of_gpu(10, 1, 3, slots=10), "slots", 0.5, "50 % to gain: 10 ms a batch are lost waiting for slots"),
     (of_gpu(10, 1, 3, other=10), "other", 0.5, "50 % to gain: 10 ms a batch are lost in next() itself"),
     (st.Stats(device="cuda:0"), "unknown", 0, "nothing was timed yet"),
