@@ -60,20 +60,23 @@ def main() -> None:
     rows = [["source", "ratio", "method", "ms/step", "/unfenced", "/max(copy,compute)"]]
     for ratio in options.ratios:
         products = chain.count_for(ratio * copy_s)
-        compute_s = chain.measure(products)* products
+        compute_s = chain.measure(products) * products
         samples: dict[tuple[str, str], list[float]] = {}
-        for _ in range(options.repeats):
-            samples.setdefault(("pinned", "unfenced"), []).append(unfenced(pinned, chain, products))
-            for source, batches, names in (("pinned", pinned, list(PEERS)), ("pageable", pageable, PAGEABLE_PEERS)):
-                for name in names:
+        runs = [("pinned", "unfenced"), *(("pinned", name) for name in PEERS), *(("pageable", name) for name in PAGEABLE_PEERS)]
+        for repeat in range(options.repeats):
+            turn = repeat * len(runs) // options.repeats  # nobody always comes first
+            for source, name in runs[turn:] + runs[:turn]:
+                if name == "unfenced":
+                    seconds = unfenced(pinned, chain, products)
+                else:
                     more = {"depth": options.depth} if name in ("sidestream", "pinned ring") else {}
-                    batches_on_gpu = PEERS[name](cycle(batches, WARM + COUNT + 1), DEVICE, **more)
-                    seconds = step_time(batches_on_gpu, lambda batch: chain.step(batch, products), WARM, COUNT)
-                    samples.setdefault((source, name), []).append(seconds)
-                    free_memory()
+                    loader = cycle(pinned if source == "pinned" else pageable, WARM + COUNT + 1)
+                    seconds = step_time(PEERS[name](loader, DEVICE, **more), lambda batch: chain.step(batch, products), WARM, COUNT)
+                samples.setdefault((source, name), []).append(seconds)
+                free_memory()
         middle = {key: results.row(f"{key[0]} {key[1]}", "s", value, ratio=ratio, copy_s=copy_s, compute_s=compute_s)
                   for key, value in samples.items()}
-        for (source, name), value in middle.items():
+        for (source, name), value in sorted(middle.items(), key=lambda row: (row[0][0] == "pageable", row[0][1] != "unfenced")):
             rows.append([source, f"{ratio:g}", name, f"{value * 1e3:.3f}", f"{value / middle['pinned', 'unfenced']:.3f}",
                          f"{value / max(copy_s, compute_s):.3f}"])
         print(f"ratio {ratio:g}: pageable / pinned {middle['pageable', 'sidestream'] / middle['pinned', 'sidestream']:.3f}", flush=True)
