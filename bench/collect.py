@@ -122,6 +122,19 @@ def add_queue(table: Table, result: dict | None) -> None:
                   most <= target if target else None)
 
 
+def add_feed(table: Table, result: dict | None) -> None:
+    if result is None:
+        table.add("feeder: native us a batch of 500 x 4 KiB", "<= 200", "not run", None)
+        return
+    for row in result["rows"]:
+        small = row["piece_bytes"] == 4096 and row["gap_bytes"] == 0
+        table.add(f"feeder: native us a batch of {int(row['pieces'])} x {int(row['piece_bytes']) // 1024} KiB, "
+                  f"{'pinned' if row['pinned'] else 'pageable'}{', gaps' if row['gap_bytes'] else ''}",
+                  "<= 200" if small else "",
+                  f"{row['native_us']:.1f}, {row['of_memcpy']:.2f} of a memcpy; {row['stream_us']:.1f} in a row",
+                  row["native_us"] <= 200 if small else None)
+
+
 def add_alloc(table: Table, result: dict | None) -> None:
     if result is None:
         table.add("alloc: us an item", "", "not run", None)
@@ -160,6 +173,7 @@ def main() -> int:
     add_run(table, options.folder)
     add_stage(table, last.get("stage"))
     add_queue(table, last.get("queue"))
+    add_feed(table, last.get("feed"))
     add_pin(table, last.get("pin"))
     add_alloc(table, last.get("alloc"))
 

@@ -52,6 +52,7 @@ if [ "${device%%:*}" = sim ]; then
     run=(--gib 1 --repeats 2)
 fi
 step queue 40 "$(bench queue)" "${common[@]}"
+step feed 30 "$(bench feed)" "${common[@]}"
 step stage 90 "$(bench stage)" "${common[@]}" ${stage[@]+"${stage[@]}"}
 step run 140 "$here/bench_run.sh" --sidestream "$program" --out "$out" --device "$device" --dir "$dir" ${run[@]+"${run[@]}"}
 step alloc 60 "$(bench alloc)" "${common[@]}" ${alloc[@]+"${alloc[@]}"}
