@@ -30,7 +30,8 @@ def submit(f): return f.submit([(block.ctypes.data, block.nbytes, 0)], block)
 
 def run(code: str, exit_code: int = 0) -> str:
     """What the program printed. It ends by itself, and says nothing on stderr but Python's own advice on forks."""
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-W", "ignore:This process:DeprecationWarning", "-c", BEGIN + textwrap.dedent(code)], text=True, capture_output=True, timeout=120)
+    options = ["-X", "faulthandler", "-W", "ignore:This process:DeprecationWarning"]
+    done = subprocess.run([sys.executable, *options, "-c", BEGIN + textwrap.dedent(code)], text=True, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (exit_code, ""), f"exit code {done.returncode}\n{done.stderr}"
     return done.stdout
 

@@ -318,7 +318,8 @@ EXITS = {
     "batch alive": "b = next(iter(p))",
     "iterator alive": "it = iter(p); b = next(it); torch.cuda._sleep(10**8)",
     # By then it is in next(), in the loader, or between them. In PyTorch's own code without the GIL no daemon may be: it aborts.
-    "in a thread": ("import itertools, threading, time\np = st.Prefetcher(torch.full((1000,), 1.0) for i in itertools.count() if not time.sleep(0.01))\n"
+    "in a thread": ("import itertools, threading, time\n"
+                    "p = st.Prefetcher(torch.full((1000,), 1.0) for i in itertools.count() if not time.sleep(0.01))\n"
                     "threading.Thread(target=lambda: [None for x in p], daemon=True).start()\ntime.sleep(3)"),
     "exception": "it = iter(p); next(it); raise SystemExit(0)",
 }
