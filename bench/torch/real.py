@@ -96,7 +96,7 @@ def main() -> None:
                         samples.append(seconds)
                     if ours is not loader:
                         verdicts.append(f"{model} {dtype} {method}: {ours.stats().verdict}")
-                    middle = results.row(f"{model} {dtype} {method}", "s", samples, images=images, step_s=step_s)
+                    middle = results.row(f"{model} {dtype} {method}", "s", samples, images=images, batch=options.batch, step_s=step_s)
                     rows.append([model, dtype, method, f"{images / middle:.0f}",
                                  f"{images / options.batch * step_s / middle * 100:.0f} %", f"{middle:.2f}"])
                     del loader, ours

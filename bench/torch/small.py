@@ -39,6 +39,24 @@ def next_us(prefetcher, pause: float) -> list[float]:
     return samples
 
 
+def native_submit_us(tensors: list[torch.Tensor]) -> list[float]:
+    """What the native module takes to accept a batch; its threads pack it meanwhile."""
+    import sidestream
+    from sidestream import _native
+
+    feeder = _native.Feeder(sidestream.Device("cuda:0"), slots=4, slot_bytes=COUNT * 4096)
+    pieces = [(t.data_ptr(), t.nbytes, i * 4096) for i, t in enumerate(tensors)]
+    samples = []
+    for _ in range(40):
+        began = time.perf_counter()
+        feeder.submit(pieces, tensors)
+        samples.append((time.perf_counter() - began) * 1e6)
+        feeder.next(0, None, None)
+        torch.cuda.synchronize()
+    feeder.close()
+    return samples[5:]
+
+
 def main() -> None:
     options = arguments(__doc__)
     from sidestream.torch import Prefetcher
@@ -61,9 +79,13 @@ def main() -> None:
     prefetcher = Prefetcher(cycle([many], 60), device=DEVICE)
     took = next_us(prefetcher, 0.02)
     stats = prefetcher.stats()
-    middle = results.row("next() of 500 tensors", "us", took, copies=getattr(stats, "copies", None))
+    middle = results.row("next() of 500 tensors", "us", took, copies_a_batch=stats.copies / max(1, stats.batches))
     rows.append(["next() of 500 tensors, all of it", f"{middle:.0f} us = {middle / views_us:.2f} x views"])
     rows.append(["copies a batch", f"{stats.copies / max(1, stats.batches):.2f}"])
+
+    submit_us = native_submit_us(list(many.values()))
+    middle = results.row("native submit of 500 pieces", "us", submit_us)
+    rows.append(["native part: submit of 500 pieces", f"{middle:.0f} us"])
 
     began = time.perf_counter()
     for _ in range(20):
