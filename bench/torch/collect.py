@@ -51,8 +51,10 @@ def main() -> int:
         ready("sidestream, pageable") <= 1.02))
     for peer in ("blocking .to(), pageable", ".to(non_blocking), pinned", "pinned ring, pinned", "sidestream, pinned"):
         row(f"ready: {peer}", "shown", lambda: (f"{ready(peer):.3f}", None))
-    row("500 small tensors: copies a batch", "1", lambda: (
-        f"{values['small', 'next() of 500 tensors', None]['copies_a_batch']:.2f}", values["small", "next() of 500 tensors", None]["copies_a_batch"] == 1))
+    def copies() -> float:
+        return values["small", "next() of 500 tensors", None]["copies_a_batch"]
+
+    row("500 small tensors: copies a batch", "1", lambda: (f"{copies():.2f}", copies() == 1))
     row("500 small tensors: next() / creating 500 views", "<= 1.2", lambda: (
         f"{median('small', 'next() of 500 tensors') / median('small', 'creating 500 views'):.2f}",
         median("small", "next() of 500 tensors") <= 1.2 * median("small", "creating 500 views")))
