@@ -166,7 +166,7 @@ T_TEST(batches_of_all_kinds_arrive)
     check_all(&r);
     T_OK(side_feeder_get_stats(r.f, &s));
     assert_int_equal(s.taken, r.batches);
-    assert_true(s.timed > 16 && s.timed < r.batches / 4); /* a sample */
+    assert_true(s.timed > 16 && s.timed <= 16 + r.batches / 8); /* a sample: the first, then two of each 16 */
     assert_true(s.copies >= r.batches && s.direct_bytes > 0 && s.direct_bytes < s.bytes);
     assert_true(s.copy_s > 0 && s.stall_s > 0 && s.compute_s > 0);
     double lost = s.lost_source_s + s.lost_slot_s + s.lost_stage_s + s.lost_link_s;
