@@ -5,6 +5,7 @@ one and its slab die with the last batch that was cut from them. All calls but `
 """
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -199,11 +200,13 @@ class Lane:
     # ---------------------------------------------------------------- the end
 
     def discard(self) -> None:
-        """Drops what was submitted and not taken; no reader runs."""
+        """Drops what was submitted and not taken; no reader runs. The prefetcher may end in another thread meanwhile, which drops it too."""
+        ring = self.ring
         if self.old:
             self._retire_old()
-        if self.ring is not None:
-            self.ring.feeder.discard()
+        if ring is not None:
+            with contextlib.suppress(_native.Cancelled):
+                ring.feeder.discard()
 
     def close(self) -> None:
         """Batches that are held live on. Nobody submits or takes any more."""
