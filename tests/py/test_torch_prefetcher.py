@@ -6,6 +6,8 @@ import collections.abc
 import dataclasses
 import gc
 import logging
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -505,3 +507,22 @@ def test_a_batch_that_cannot_be_rebuilt_is_one_batch_lost(feeder: Any) -> None:
     with pytest.raises(TypeError, match="Odd"):
         next(batches)
     assert numbers(batches) == [3, 4, 5]
+
+
+def test_a_device_that_dies_under_a_dropped_iteration_prints_nothing() -> None:
+    """What nobody could catch is not told by the interpreter either ("Exception ignored in ...")."""
+    program = """
+import gc, torch, sidestream, sidestream.torch as st
+told = 0
+for n in range(20, 60, 6):
+    try:
+        for batch in st.Prefetcher([torch.full((1000,), float(i)) for i in range(6)], device=f"sim:h200,lose={n}", timeout=5):
+            pass
+    except sidestream.Error:
+        told += 1
+    batch = None
+    gc.collect()
+print(told > 3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -13,6 +13,7 @@ import contextvars
 import copy
 import functools
 import itertools
+import logging
 import os
 import queue
 import threading
@@ -22,11 +23,13 @@ from typing import Any, Callable, Iterator
 
 import torch
 
+from .. import _native
 from .layout import Plan, plan_of
 from .tree import flatten
 
 __all__ = ["EXIT", "Item", "Run"]
 
+_log = logging.getLogger("sidestream.torch")
 _EXIT_SECONDS = 5.0  # the longest that the process's exit waits for a loader that is in its next()
 
 
@@ -185,7 +188,7 @@ class Run:
                 self._at_end = call
                 return
         if not EXIT.begun:
-            call()
+            _quietly(call)
 
     def _end(self) -> None:
         if self.stopped:
@@ -193,7 +196,15 @@ class Run:
         with self._lock:
             call, self._at_end = self._at_end, _ENDED
         if call is not None and not EXIT.begun:
-            call()
+            _quietly(call)
+
+
+def _quietly(call: Callable[[], None]) -> None:
+    """Where nobody could catch it. Who asks the device next hears of it again."""
+    try:
+        call()
+    except _native.Error as error:
+        _log.debug("at the end of an iteration: %s", error)
 
 
 def _ENDED() -> None:
