@@ -408,6 +408,7 @@ def test_cpu_passes_through() -> None:
     for _ in range(2):
         assert all(got is item for got, item in zip(prefetcher, items))
     assert prefetcher.stats().batches == 4 and "cpu" in str(prefetcher.stats())
+    assert prefetcher.stats().plain and prefetcher.stats().gain == 0 and "depth" not in prefetcher.stats().verdict
 
 
 def test_disabled_passes_through(monkeypatch: Any) -> None:
@@ -421,6 +422,7 @@ def test_disabled_passes_through(monkeypatch: Any) -> None:
     ({"depth": 0}, ValueError, "depth=0"),
     ({"depth": "2"}, TypeError, "depth='2'"),
     ({"depth": True}, TypeError, "depth=True"),
+    ({"timeout": "30"}, TypeError, "timeout='30'"),
     ({"on_hold": "keep"}, ValueError, "'copy', 'raise', 'wait'"),
     ({"budget": "lots"}, ValueError, "'2GiB'"),
     ({"budget": 1.5}, TypeError, "budget=1.5"),

@@ -77,6 +77,8 @@ class Prefetcher(Generic[Batch]):
             raise ValueError(f"depth={depth}: give the number of batches to be ready ahead, 1 to 1024")
         if on_hold not in _POLICIES:
             raise ValueError(f"on_hold={on_hold!r}: give one of {', '.join(map(repr, _POLICIES))}")
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout={timeout!r}: give seconds, as a number")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: give seconds, more than 0")
         self._init = (loader, device, depth, budget, on_hold, static, timeout)
@@ -180,7 +182,7 @@ class Prefetcher(Generic[Batch]):
             batches=self._batches, bytes=int(sums.get("bytes", 0)), copies=int(sums.get("copies", 0)), copy_s=sums.get("copy_s", 0.0),
             reads=self._reads + (run.reads if run else 0), loader_s=self._loader_s + (run.loader_s if run else 0.0),
             other_tensors=lane.others, other_bytes=lane.other_bytes, held_copies=self._held_copies,
-            slots=lane.ring.slots if lane.ring else 0, device=target.name, simulated=target.simulated)
+            slots=lane.ring.slots if lane.ring else 0, device=target.name, simulated=target.simulated, plain=target.native is None)
         if target.index >= 0 and sums:
             loader, staging, link, slots = (sums[f"lost_{name}_s"] for name in ("source", "stage", "link", "slot"))
             rest = max(0.0, sums["stall_s"] - loader - staging - link - slots)
@@ -261,9 +263,12 @@ class Prefetcher(Generic[Batch]):
     def _item(self, run: Run, skip: int) -> Item:
         if run.thread is None:
             return self._first_item(run, skip)
+        item: Item | None
         try:
             item = run.items.get_nowait()
         except queue.Empty:
+            item = None
+        if item is None:  # not in the handler: a Ctrl-C here would be told "during handling of queue.Empty"
             began = time.perf_counter()
             item = run.items.get()
             self._starved_s += time.perf_counter() - began

@@ -6,7 +6,7 @@ import dataclasses
 __all__ = ["Stats"]
 
 _SMALL = 0.03  # of a batch's time: less than this lost is nothing to gain
-_KEPT = ("slots", "device", "simulated")  # of a difference: as they are now
+_KEPT = ("slots", "device", "simulated", "plain")  # of a difference: as they are now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,11 @@ class Stats:
     slots: int = 0
     device: str = ""
     simulated: bool = False
+    plain: bool = False       # nothing is read or copied ahead: device="cpu", SIDESTREAM_DISABLE=1
 
     def __sub__(self, earlier: "Stats") -> "Stats":
+        if not isinstance(earlier, Stats):
+            return NotImplemented
         sums = {f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in dataclasses.fields(self) if f.name not in _KEPT}
         return dataclasses.replace(self, **sums)
 
@@ -59,7 +62,7 @@ class Stats:
     @property
     def gain(self) -> float:
         """The part of a batch's time, 0 to 1, that prefetching could still hide: down to the slowest of compute, loader and link."""
-        if self.bound == "unknown":
+        if self.bound == "unknown" or self.plain:
             return 0.0
         now = (self.compute_s + self.lost_s) / self.timed
         return max(0.0, 1 - max(self.compute_ms, self.loader_ms, self.copy_ms) / 1e3 / now)
@@ -93,6 +96,9 @@ class Stats:
             return f"nothing more to gain: the {who} computes {busy:.0f} % of the time, {compute} ms a batch"
         more = "nothing more to gain" if self.gain < _SMALL else f"{100 * self.gain:.0f} % to gain"
         lost = _ms(1e3 * self._lost()[bound] / self.timed)
+        if self.plain:
+            return (f"nothing is read or copied ahead (device='cpu', or SIDESTREAM_DISABLE=1): {_ms(1e3 * self.lost_s / self.timed)} ms a batch "
+                    f"are lost in next(), the {who} needs {compute}")
         if bound == "loader":
             needs = f"{more}: the loader needs {_ms(self.loader_ms)} ms a batch, the {who} {compute}"
             return needs + ("; more workers or cheaper samples would help" if self.gain < _SMALL else

@@ -41,6 +41,9 @@ def bytes_of(value: int | str | None) -> int | None:
     return value
 
 
+_ACCEPTED = "batches go to 'cuda', 'cuda:N', 'cpu' (passed through) or 'sim' (the software device)"
+
+
 class Target:
     """device: of the tensors that are handed out. native: the library's device; None: batches pass through, by .to() where the
     device is a GPU.
@@ -64,13 +67,13 @@ class Target:
             return
         try:
             device = torch.device(text)
-        except RuntimeError as error:
-            raise ValueError(f"device={spec!r}: {str(error).splitlines()[0]}") from None
+        except RuntimeError:
+            raise ValueError(f"device={spec!r}: {_ACCEPTED}") from None
         if device.type == "cpu":
             self.device, self.name = device, "cpu"
             return
         if device.type != "cuda":
-            raise ValueError(f"device={spec!r}: batches go to 'cuda', 'cuda:N', 'cpu' (passed through) or 'sim' (the software device)")
+            raise ValueError(f"device={spec!r}: {_ACCEPTED}")
         self.index = _cuda_index(device)
         self.device = torch.device("cuda", self.index)
         self.name = str(self.device)
