@@ -220,6 +220,9 @@ def test_streams_of_the_cpu():
     (([torch.ones(1)], None, None, None, True), ValueError, "buffers is True"),
     (([torch.ones(1)], None, None, None, 2.0), ValueError, "buffers is 2.0"),
     (([torch.ones(1)], [], None, None), ValueError, "compute_stream is an empty list"),
+    (([torch.ones(1)], 1, None, None), TypeError, "1 is no stream"),
+    (([torch.ones(1)], None, "side", None), TypeError, "'side' is no stream"),
+    (([torch.ones(1)], None, None, None), TypeError, "compute_func is None"),
 ])
 def test_bad_arguments(arguments, kind, says):
     with pytest.raises(kind, match=says):

@@ -213,6 +213,8 @@ def overlap_transfer_and_compute(cpu_tensors: Sequence[torch.Tensor],
         return []
     _end_done()
     side = _side(compute_stream, transfer_stream, device)
+    if not callable(compute_func):
+        raise TypeError(f"overlap_transfer_and_compute: compute_func is {compute_func!r}; it is called with each tensor")
     if os.environ.get("SIDESTREAM_DISABLE", "") not in ("", "0"):
         return _plain(side, tensors, compute_func, wait)
     run = _Run(side, tensors, buffers)
@@ -238,6 +240,9 @@ def _side(compute: Any, transfer: Any, device: Any) -> _Software | _Cuda:
     computes = list(compute) if isinstance(compute, (list, tuple)) else [compute]
     if not computes:
         raise ValueError("overlap_transfer_and_compute: compute_stream is an empty list; give one stream or more, or None")
+    for stream in [*computes, transfer]:
+        if stream is not None and not isinstance(stream, torch.Stream):
+            raise TypeError(f"overlap_transfer_and_compute: {stream!r} is no stream; give a torch.cuda.Stream, or None")
     spec = "" if device is None else str(device)
     on_host = [s for s in computes if s is not None and s.device.type == "cpu"]
     if spec.startswith(("sim", "cpu")) or on_host or not torch.cuda.is_available():
