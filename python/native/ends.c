@@ -351,8 +351,8 @@ int source_parse(struct pipeline_ref *ref, PyObject *source, side_source *to, si
         *to = side_source_callback(source_call, ref);
         return 0;
     }
-    PyErr_SetString(PyExc_TypeError,
-                    "source must be a list of arrays, a callable, an open file or (file, offset, length)");
+    PyErr_SetString(PyExc_TypeError, "source must be a list of arrays, a callable, an open file or (file, offset, "
+                                     "length); list(array) gives the rows of one");
     return -1;
 }
 

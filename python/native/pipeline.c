@@ -184,6 +184,10 @@ static int parse(PyObject *args, PyObject *kwargs, struct arguments *a)
         PyErr_SetString(PyExc_ValueError, "item_bytes, result_bytes, chunk_bytes and pinned_bytes take 0 and more");
         return -1;
     }
+    if (a->depth > INT_MAX || a->window > INT_MAX || a->streams > INT_MAX || a->threads > INT_MAX) {
+        PyErr_SetString(PyExc_ValueError, "depth, window, streams and threads take 0 and more");
+        return -1;
+    }
     return 0;
 }
 
@@ -515,8 +519,8 @@ static PyMethodDef pipeline_methods[] = {
      "cancel it drains first, and the pipeline cannot be used any more. Ctrl-C ends it. Raises Cancelled, Stuck, DeviceLost and what callbacks raised."},
     {"pull", pipeline_pull, METH_O,
      "pull($self, stream, /)\n--\n\nIterates over the items, each ready on `stream`. Asking for the next one says that what is queued on `stream` so far has read (and its result written) the one "
-     "before; it goes on where an earlier pull stopped (see rewind)."},
-    {"next", pipeline_next, METH_O, "next($self, stream, /)\n--\n\nThe next Item, ready on `stream`; None after the last. Several may be held, fewer than depth (WouldDeadlock)."},
+     "before; it goes on where an earlier pull stopped (see rewind), and after the last item with the first."},
+    {"next", pipeline_next, METH_O, "next($self, stream, /)\n--\n\nThe next Item, ready on `stream`; None after the last, and then a new pass begins. Several may be held, fewer than depth (WouldDeadlock)."},
     {"done", (PyCFunction)(void (*)(void))pipeline_done, METH_VARARGS | METH_KEYWORDS,
      "done($self, item, stream)\n--\n\nWhat is queued on `stream` so far has read the item, and written its result. Any order."},
     {"rewind", pipeline_rewind, METH_NOARGS, "rewind($self, /)\n--\n\nBlocks until all results are in the sink; then the next item is the first. Items must be done."},

@@ -436,7 +436,7 @@ static PyMethodDef stream_methods[] = {
     {"cast", (PyCFunction)(void (*)(void))stream_cast, METH_VARARGS | METH_KEYWORDS,
      "cast($self, out, data)\n--\n\nout[i] = data[i], between float32, float16, bfloat16 and uint8, to the nearest even."},
     {"affine", (PyCFunction)(void (*)(void))stream_affine, METH_VARARGS | METH_KEYWORDS,
-     "affine($self, out, data, scale=1.0, bias=0.0)\n--\n\nout[i] = scale * data[i] + bias, float32; may run in place."},
+     "affine($self, out, data, scale=1.0, bias=0.0)\n--\n\nout[i] = scale * data[i] + bias, float32, for all of data; out may be longer, or data itself."},
     {"spin", (PyCFunction)(void (*)(void))stream_spin, METH_VARARGS | METH_KEYWORDS,
      "spin($self, seconds)\n--\n\nKeeps the compute engine busy, and touches no memory."},
     {"xxh3_blocks", (PyCFunction)(void (*)(void))stream_xxh3_blocks, METH_VARARGS | METH_KEYWORDS,
