@@ -98,7 +98,7 @@ class Stats:
         lost = _ms(1e3 * self._lost()[bound] / self.timed)
         if self.plain:
             return (f"nothing is read or copied ahead (device='cpu', or SIDESTREAM_DISABLE=1): {_ms(1e3 * self.lost_s / self.timed)} ms a batch "
-                    f"are lost in next(), the {who} needs {compute}")
+                    f"are lost in next(), the loop needs {compute}")
         if bound == "loader":
             needs = f"{more}: the loader needs {_ms(self.loader_ms)} ms a batch, the {who} {compute}"
             return needs + ("; more workers or cheaper samples would help" if self.gain < _SMALL else
