@@ -242,6 +242,8 @@ typedef struct side_pool_options {
     uint32_t flags;      /* SIDE_POOL_* */
 } side_pool_options;
 #define SIDE_POOL_NO_HUGE_PAGES 1u /* for tests and for hosts where compaction stalls */
+#define SIDE_POOL_DRIVER \
+    2u /* regions from the driver's own allocator, as where registering is refused: slower to get; for comparison */
 /* clang-format off */
 #define SIDE_POOL_OPTIONS_INIT { sizeof(side_pool_options), 0, 0, 0, 0 }
 /* clang-format on */
@@ -293,6 +295,20 @@ typedef struct side_piece {
 } side_piece;
 /* `count` copies of one kind as one call; the pieces must not overlap and run in any order among themselves. The array may be reused after. */
 SIDE_API side_status side_copy_batch(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count);
+/* How scattered blocks are copied. All give the same bytes; they differ in speed and in what they cost the work beside them (`sidestream bench blocks`). */
+typedef enum side_path {
+    SIDE_PATH_AUTO = 0,   /* what the machine profile says is best; BATCH without one */
+    SIDE_PATH_LOOP = 1,   /* one copy call a block */
+    SIDE_PATH_BATCH = 2,  /* one driver call for many blocks, where the driver has it; else LOOP */
+    SIDE_PATH_GATHER = 3, /* one kernel of few thread blocks, a warp a block, that reads or writes pinned memory itself. H2D and D2D; D2H too, but at link rate it slows all else */
+    SIDE_PATH_PACK = 4, /* D2H: one persistent kernel packs on the device, the copy engine sends chunks. Blocks whose host sides lie together leave as one copy */
+    SIDE_PATH_COUNT
+} side_path;
+SIDE_API const char *side_path_name(side_path path); /* "loop" */
+/* side_copy_batch by a path of choice. GATHER: host sides must be pinned (SIDE_INVALID names the block that is not); SIDE_UNSUPPORTED where the device has no
+ * kernels, or cannot do this path for this kind, or the stream is captured. AUTO takes another path then. `pieces` may be reused after; the memory may not before the copies are done. */
+SIDE_API side_status side_copy_blocks(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                                      side_path path);
 /* Fills device memory with a byte. */
 SIDE_API side_status side_memset_async(side_stream *stream, void *dst, int value, size_t bytes);
 
@@ -352,6 +368,8 @@ SIDE_API side_status side_xxh3_end(const side_xxh3 *state, const void *tail, siz
 #endif
 
 #include "sidestream/slots.h"
+#include "sidestream/machine.h"
+#include "sidestream/plan.h"
 #include "sidestream/timeline.h"
 #include "sidestream/pipeline.h"
 #include "sidestream/feeder.h"
