@@ -78,9 +78,9 @@ side_status side_pool_create(side_device *device, const side_pool_options *optio
         s = error_set(SIDE_INVALID, "side_pool_create", "pool is NULL");
     if (s == SIDE_OK)
         s = options_copy(&o, sizeof(o), options, sizeof(o), "side_pool_create");
-    if (s == SIDE_OK && (o.flags & ~SIDE_POOL_NO_HUGE_PAGES) != 0)
-        s = error_set(SIDE_UNSUPPORTED, "side_pool_create", "flags 0x%x: only SIDE_POOL_NO_HUGE_PAGES is known",
-                      o.flags);
+    if (s == SIDE_OK && (o.flags & ~(SIDE_POOL_NO_HUGE_PAGES | SIDE_POOL_DRIVER)) != 0)
+        s = error_set(SIDE_UNSUPPORTED, "side_pool_create",
+                      "flags 0x%x: only SIDE_POOL_NO_HUGE_PAGES and SIDE_POOL_DRIVER are known", o.flags);
     if (s != SIDE_OK)
         return s;
 
@@ -98,8 +98,9 @@ side_status side_pool_create(side_device *device, const side_pool_options *optio
     p->threads = o.threads;
     p->huge = (o.flags & SIDE_POOL_NO_HUGE_PAGES) == 0;
     p->validate = os_env_flag("SIDESTREAM_VALIDATE");
-    p->refused = !device->props.can_register;
-    p->registered_last = device->props.can_register;
+    p->by_choice = (o.flags & SIDE_POOL_DRIVER) != 0;
+    p->refused = p->by_choice || !device->props.can_register;
+    p->registered_last = !p->refused;
     set_budget(p, &o);
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->changed, NULL);

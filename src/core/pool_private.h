@@ -63,6 +63,7 @@ struct side_pool {
     size_t budget, region_bytes;
     unsigned threads;
     bool huge, validate;
+    bool by_choice; /* SIDE_POOL_DRIVER: nothing is registered, and that is no news */
 
     pthread_mutex_t mutex;  /* guards all below; never held while pages are touched, pinned or unpinned */
     pthread_cond_t changed; /* `growing` or `leaving` went down */
@@ -80,7 +81,7 @@ struct side_pool {
     size_t moving;       /* bytes being pinned or unpinned right now: they count against the budget */
     size_t leaving;      /* of those, being unpinned: worth waiting for */
     bool growing;        /* a shared region is being pinned: who needs one waits for it */
-    bool refused;        /* registering is refused for good */
+    bool refused;        /* registering is refused for good, or not wanted */
     bool refusal_logged, huge_last, registered_last;
     size_t granted, asked, pending, lost; /* `pending` includes `lost` */
     size_t peak;

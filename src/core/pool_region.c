@@ -45,13 +45,17 @@ static side_status pin_driver(const struct side_pool *pool, size_t bytes, struct
     return SIDE_OK;
 }
 
-static side_status both_refused(size_t bytes, side_status s, const side_error *registering)
+static side_status both_refused(const struct side_pool *pool, size_t bytes, side_status s, const side_error *registering)
 {
     side_error allocating;
 
     error_copy(&allocating);
     if (s != SIDE_NO_MEMORY && s != SIDE_UNSUPPORTED && s != SIDE_DEVICE_ERROR)
         return s;
+    if (pool->by_choice)
+        return error_set_device(SIDE_NO_MEMORY, allocating.where, allocating.device_code,
+                                "%zu bytes cannot be pinned by the driver's allocator (SIDE_POOL_DRIVER): %.120s",
+                                bytes, allocating.message);
     return error_set_device(SIDE_NO_MEMORY, allocating.where, allocating.device_code,
                             "%zu bytes cannot be pinned: registering: %.90s; the driver's allocator: %.90s", bytes,
                             registering->message, allocating.message);
@@ -73,7 +77,7 @@ static side_status pin(const struct side_pool *pool, size_t bytes, bool refused,
         error_copy(why);
     }
     s = pin_driver(pool, bytes, &region->pages);
-    return s != SIDE_OK ? both_refused(bytes, s, why) : SIDE_OK;
+    return s != SIDE_OK ? both_refused(pool, bytes, s, why) : SIDE_OK;
 }
 
 static bool unpin(const struct side_pool *pool, const struct pool_region *region)
@@ -246,7 +250,7 @@ static side_status add(struct side_pool *pool, size_t bytes, bool own)
     if (s != SIDE_OK)
         goto free_metadata;
     region->own = own;
-    tell = !region->registered && !pool->refusal_logged;
+    tell = !region->registered && !pool->by_choice && !pool->refusal_logged;
     pool->refusal_logged = pool->refusal_logged || tell;
     insert(pool, region, chunk);
     if (tell)

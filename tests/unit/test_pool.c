@@ -302,7 +302,7 @@ T_TEST(options)
     side_pool_options o = SIDE_POOL_OPTIONS_INIT;
     side_pool *pool = NULL;
 
-    o.flags = 2;
+    o.flags = 4;
     T_STATUS(side_pool_create(device, &o, &pool), SIDE_UNSUPPORTED);
     o.flags = 0;
     o.size = 4;

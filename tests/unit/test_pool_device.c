@@ -246,6 +246,45 @@ T_TEST(pinning_refused)
     assert_int_equal(mem_live(), 0);
 }
 
+/* By choice: nothing is registered, and nobody is told of a refusal. */
+T_TEST(the_drivers_allocator_by_choice)
+{
+    struct talk talk = {.last = "nothing"};
+    side_device *device = open_device("sim");
+    side_pool_options o = SIDE_POOL_OPTIONS_INIT;
+    side_pool *pool = NULL;
+    side_memory_kind kind;
+    void *p = NULL;
+
+    o.budget_bytes = 64 * MIB;
+    o.region_bytes = 1 * MIB;
+    o.flags = SIDE_POOL_DRIVER;
+    side_log_callback(talk_fn, &talk, SIDE_LEVEL_INFO);
+    T_OK(side_pool_create(device, &o, &pool));
+    assert_false(stats_of(pool).registered);
+    uint64_t calls = sim_calls(device->context);
+    void *a = take(pool, 20 * MIB);
+    assert_int_equal(sim_calls(device->context), calls + 1); /* no try to register */
+    void *b = take(pool, 100);
+    assert_false(stats_of(pool).registered);
+    assert_false(stats_of(pool).huge_pages);
+    T_OK(side_memory_get_kind(device, a, &kind));
+    assert_int_equal(kind, SIDE_MEMORY_PINNED);
+    memset(a, 1, 20 * MIB);
+    sim_fail_at(device->context, 1, SIDE_NO_MEMORY);
+    T_STATUS(side_pool_alloc(pool, 17 * MIB, &p), SIDE_NO_MEMORY);
+    assert_non_null(strstr(side_last_error()->message, "SIDE_POOL_DRIVER"));
+    assert_null(strstr(side_last_error()->message, "registering"));
+    put(pool, a);
+    put(pool, b);
+    assert_int_equal(side_pool_trim(pool), 21 * MIB);
+    assert_string_equal(talk.last, "nothing");
+    side_log_callback(NULL, NULL, SIDE_LEVEL_INFO);
+    side_pool_destroy(pool);
+    side_device_close(device);
+    assert_int_equal(mem_live(), 0);
+}
+
 /* Megabytes of address space that this process has. */
 static long mapped_mib(void)
 {
@@ -568,7 +607,7 @@ T_TEST(one_region_for_many_threads)
 
 T_MAIN(T(not_before_the_stream_got_there), T(a_stuck_stream_blocks_nobody_else), T(several_streams),
        T(events_are_recycled), T(poisoned_only_when_reusable), T(register_refused), T(register_refused_once),
-       T(pinning_refused), T(refusals_leave_no_pages), T(unregister_refused),
+       T(the_drivers_allocator_by_choice), T(pinning_refused), T(refusals_leave_no_pages), T(unregister_refused),
        T(an_event_that_is_not_recorded_loses_the_block), T_LONG(every_allocation_fails_once, 60),
        T_LONG(every_device_call_fails_once, 120), T_LONG(threads_at_random, 60),
        T(small_blocks_do_not_wait_for_large_pins), T(one_region_for_many_threads))
