@@ -12,6 +12,7 @@
 #include <jansson.h>
 #include <sidestream.h>
 
+int command_bench(int argc, char **argv);
 int command_demo(int argc, char **argv);
 int command_devices(int argc, char **argv);
 int command_run(int argc, char **argv);

@@ -165,3 +165,73 @@ bool parse_list(const char *text, uint64_t least, uint64_t most, uint32_t list[P
     *count = n;
     return true;
 }
+
+/* A time in the unit that suits it. */
+static const char *seconds_text(double value, char text[32])
+{
+    static const char *const units[] = {"s", "ms", "us", "ns"};
+    size_t unit = 0;
+
+    while (unit < 3 && value < 0.9995) {
+        value *= 1000;
+        unit++;
+    }
+    snprintf(text, 32, "%.4g%s", value, units[unit]);
+    return text;
+}
+
+/* Seconds of a unit; 0: none. */
+static double unit_seconds(const char *unit)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"\xc2\xb5s", 1e-6}, {"ns", 1e-9}};
+
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++)
+        if (strcmp(unit, units[i].name) == 0)
+            return units[i].seconds;
+    return 0;
+}
+
+bool parse_seconds(const char *text, double least, double most, double *seconds, char why[PARSE_WHY])
+{
+    const char *s = text;
+    uint64_t whole = 0;
+    double value, unit, place = 1;
+    char low[32], high[32];
+
+    if (*s == '-') {
+        snprintf(why, PARSE_WHY, "'%.*s' is negative; want a time such as 1.2ms, 800us or 3s", SHOWN, text);
+        return false;
+    }
+    if (!digits(&s, &whole) || (*s == '.' && !(s[1] >= '0' && s[1] <= '9'))) {
+        snprintf(why, PARSE_WHY, "'%.*s' is not a time; want one such as 1.2ms, 800us or 3s", SHOWN, text);
+        return false;
+    }
+    value = (double)whole;
+    if (*s == '.')
+        for (s++; *s >= '0' && *s <= '9'; s++)
+            value += (double)(*s - '0') * (place /= 10);
+    unit = unit_seconds(s);
+    if (unit <= 0) {
+        if (*s == '\0')
+            snprintf(why, PARSE_WHY, "'%.*s' has no unit; write %.*ss, %.*sms or %.*sus", SHOWN, text, SHOWN / 2, text,
+                     SHOWN / 2, text, SHOWN / 2, text);
+        else
+            snprintf(why, PARSE_WHY, "'%.*s' has no unit that is known; want s, ms, us or ns", SHOWN, text);
+        return false;
+    }
+    value *= unit;
+    if (value <= 0) {
+        snprintf(why, PARSE_WHY, "'%.*s' is zero; want a time such as 1.2ms, 800us or 3s", SHOWN, text);
+        return false;
+    }
+    if (value < least || value > most) {
+        snprintf(why, PARSE_WHY, "'%.*s' is out of range; %s to %s are possible", SHOWN, text, seconds_text(least, low),
+                 seconds_text(most, high));
+        return false;
+    }
+    *seconds = value;
+    return true;
+}

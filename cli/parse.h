@@ -19,5 +19,7 @@ bool parse_count(const char *text, uint64_t least, uint64_t most, uint64_t *coun
 /* "2,3,4", "1..8", "1,4..6" */
 bool parse_list(const char *text, uint64_t least, uint64_t most, uint32_t list[PARSE_LIST], size_t *count,
                 char why[PARSE_WHY]);
+/* "1.2ms", "800us", "3s", "50ns": digits, at most one point, and a unit. Zero is refused, whatever `least` is. */
+bool parse_seconds(const char *text, double least, double most, double *seconds, char why[PARSE_WHY]);
 
 #endif

@@ -18,6 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char text[256], why[PARSE_WHY] = "";
     uint32_t list[PARSE_LIST];
     uint64_t value = 0;
+    double seconds = 0;
     size_t n = size < sizeof(text) - 1 ? size : sizeof(text) - 1, count = 0;
 
     memcpy(text, data, n);
@@ -39,5 +40,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else {
         expect(why[0] != '\0' && memchr(why, '\0', sizeof(why)) != NULL);
     }
+    why[0] = '\0';
+    if (parse_seconds(text, 1e-7, 3600, &seconds, why))
+        expect(seconds >= 1e-7 && seconds <= 3600);
+    else
+        expect(why[0] != '\0' && memchr(why, '\0', sizeof(why)) != NULL);
     return 0;
 }
