@@ -42,40 +42,32 @@ def test_a_difference_is_what_lies_between() -> None:
     assert between.batches == 0 and between.device == "cuda:0" and between.slots == 4
 
 
-def at_some_length(seen: Callable[[float], bool]) -> bool:
-    """Whether seen(scale) for one of 1 to 16. On a busy machine next() is a hiccup of some ms, which weighs less the longer all else takes;
-    a report that takes one part for another is wrong at each length."""
-    return any(seen(scale) for scale in (1, 2, 4, 8, 16))
+def some_step(verdict: Callable[[st.Stats], bool], loader_s: float, body_s: float) -> bool:
+    """Whether the report on one batch is that verdict, at one of several lengths. On a busy machine next() is a hiccup of some ms, now and then and
+    the less the longer all else takes; a report that takes one part for another is wrong on each batch at each length."""
+    return any(verdict(step) for scale in (1, 2, 4, 8, 16) for step in timed_steps(Indexed(8, delay_s=loader_s * scale), body_s * scale))
 
 
-def timed_loop(loader: Indexed, body_s: float) -> st.Stats:
+def timed_steps(loader: Indexed, body_s: float) -> list[st.Stats]:
     """Of the batches behind the third. Checked here: what no machine can turn. A sleep is never shorter, and no part is longer than the whole."""
     prefetcher = st.Prefetcher(loader, device="sim")
-    began, before = time.perf_counter(), st.Stats()
-    for number, batch in enumerate(prefetcher):
-        before = prefetcher.stats() if number == 2 else before
+    began, seen = time.perf_counter(), [st.Stats()]
+    for batch in prefetcher:
+        seen.append(prefetcher.stats())
         time.sleep(body_s)
     whole, took_s = prefetcher.stats(), time.perf_counter() - began
-    assert whole.batches == whole.reads == loader.count and whole.timed == loader.count
+    assert whole.batches == whole.reads == whole.timed == loader.count
     assert whole.compute_ms >= 1e3 * body_s and whole.loader_ms >= 1e3 * loader.delay_s
     assert whole.compute_s + whole.lost_s <= took_s and whole.loader_s <= took_s
-    return whole - before
+    return [later - earlier for earlier, later in zip(seen[3:], seen[4:])]
 
 
 def test_a_slow_loader_is_named(feeder: Any) -> None:
-    def named(scale: float) -> bool:
-        seen = timed_loop(Indexed(10, delay_s=0.02 * scale), 0.002 * scale)
-        return seen.bound == "loader" and seen.lost_loader_s > 0.07 * scale and "the loader needs" in seen.verdict
-
-    assert at_some_length(named)
+    assert some_step(lambda seen: seen.bound == "loader" and seen.lost_loader_s > 0.01 and "the loader needs" in seen.verdict, 0.02, 0.002)
 
 
 def test_a_slow_loop_is_named(feeder: Any) -> None:
-    def named(scale: float) -> bool:
-        seen = timed_loop(Indexed(8, delay_s=0.001), 0.06 * scale)
-        return seen.bound == "compute" and "nothing more to gain: the loop computes" in seen.verdict
-
-    assert at_some_length(named)
+    assert some_step(lambda seen: seen.bound == "compute" and "nothing more to gain: the loop computes" in seen.verdict, 0.001, 0.06)
 
 
 def test_the_report_counts_and_says_simulated(feeder: Any) -> None:
