@@ -102,6 +102,8 @@ SIDE_API side_status side_feeder_copied(side_feeder *feeder, uint64_t *count);
 SIDE_API side_status side_feeder_next(side_feeder *feeder, side_stream *reader, side_feed_item *item);
 /* SIDE_AGAIN where next would block (for the host also while the copy runs). */
 SIDE_API side_status side_feeder_try_next(side_feeder *feeder, side_stream *reader, side_feed_item *item);
+/* As next; SIDE_AGAIN where no batch was queued within wait_s seconds (of the clock on the wall). None is lost then: the next call gives it. */
+SIDE_API side_status side_feeder_next_for(side_feeder *feeder, side_stream *reader, double wait_s, side_feed_item *item);
 /* For the thread that takes: drops batches that were submitted and not taken: their sources may be reused, their slots are free once their copies, if any began, are
  * done. Blocks until no thread reads the sources any more and the copies of direct pieces are done. Numbers are used up. Batches that are submitted meanwhile wait for
  * the end of this call and are kept. */

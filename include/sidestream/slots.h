@@ -78,6 +78,10 @@ SIDE_API side_status side_slots_destroy(side_slots *slots);
 SIDE_API side_status side_slots_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot);
 /* SIDE_AGAIN instead of blocking; for writer NULL also where readers have not drained on the device yet. */
 SIDE_API side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot);
+/* As acquire; SIDE_AGAIN where no slot became free within wait_s seconds (of the clock on the wall). Nothing has changed then. For callers that look at something
+ * else in between; what the host waits for the device (writer NULL) is not counted. */
+SIDE_API side_status side_slots_acquire_for(side_slots *slots, uint64_t key, side_stream *writer, double wait_s,
+                                            side_slot *slot);
 /* The slot is filled by what is queued on `writer` so far (NULL: now). ticket may be NULL. On failure the slots are
  * poisoned, and what was queued on `writer` is waited for. */
 SIDE_API side_status side_slots_publish(side_slots *slots, const side_slot *slot, side_stream *writer,
@@ -90,6 +94,9 @@ SIDE_API side_status side_slots_abandon(side_slots *slots, const side_slot *slot
  * `reader` wait for the slot's filled event alone (R2, R3). Several streams may take the same item. */
 SIDE_API side_status side_slots_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot);
 SIDE_API side_status side_slots_try_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot);
+/* As take; SIDE_AGAIN where the item was not published within wait_s seconds; as acquire_for. */
+SIDE_API side_status side_slots_take_for(side_slots *slots, uint64_t key, side_stream *reader, double wait_s,
+                                         side_slot *slot);
 /* Reading ends with what is queued on `reader` so far (NULL: now): the stream that took the slot, or one that is ordered after it. */
 SIDE_API side_status side_slots_release(side_slots *slots, const side_slot *slot, side_stream *reader);
 /* LIST and TABLE: the holder is done with the slot; it may be rewritten once its readers drained. SIDE_STATE while reads are open. */

@@ -6,8 +6,10 @@
 #include "error.h"
 #include "os.h"
 
-#define SLICE_S 0.02   /* waits in virtual time look at cancel this often */
-#define LOOK_NS 100000 /* real ones at both */
+#define SLICE_S  0.02   /* waits in virtual time look at cancel this often */
+#define LOOK_NS  100000 /* real ones at both */
+#define NO_WAIT  0u
+#define FOR_EVER UINT64_MAX
 
 /* ---------------------------------------------------------------- sources */
 
@@ -79,17 +81,20 @@ side_status side_feeder_copied(side_feeder *feeder, uint64_t *count)
 
 /* ---------------------------------------------------------------- next */
 
-/* Until the next batch is published. Locked. */
-static side_status arrival_wait(side_feeder *f, bool try)
+/* Until the next batch is published, or `until_ns`. Locked. */
+static side_status arrival_wait(side_feeder *f, uint64_t until_ns)
 {
     side_status r;
 
     while ((r = feeder_check(f)) == SIDE_OK && f->issued == f->taken) {
         if (f->closed && f->submitted == f->taken)
             return SIDE_END;
-        if (try)
+        if (until_ns == NO_WAIT || (until_ns != FOR_EVER && os_now_ns() >= until_ns))
             return SIDE_AGAIN;
-        pthread_cond_wait(&f->arrived, &f->mutex);
+        if (until_ns == FOR_EVER)
+            pthread_cond_wait(&f->arrived, &f->mutex);
+        else
+            os_cond_wait_until(&f->arrived, &f->mutex, until_ns);
     }
     return r;
 }
@@ -110,7 +115,7 @@ static side_status check_reader(side_feeder *f, side_stream *reader, const char 
     return r;
 }
 
-static side_status next(side_feeder *f, side_stream *reader, bool try, side_feed_item *item, const char *where)
+static side_status next(side_feeder *f, side_stream *reader, uint64_t until_ns, side_feed_item *item, const char *where)
 {
     side_status r = feeder_enter(f, where);
     bool stamped = false;
@@ -128,13 +133,13 @@ static side_status next(side_feeder *f, side_stream *reader, bool try, side_feed
         return feeder_return(f, r);
     timing_ask(f, reader);
     pthread_mutex_lock(&f->mutex);
-    r = arrival_wait(f, try);
+    r = arrival_wait(f, until_ns);
     b = feeder_batch(f, f->taken);
     pthread_mutex_unlock(&f->mutex);
     if (r != SIDE_OK)
         return feeder_return(f, r);
     f->device->ops->clock_join(f->device->context, b->issued_ns);
-    r = (try ? side_slots_try_take : side_slots_take)(f->slots, b->slot.key, reader, &slot);
+    r = (until_ns == NO_WAIT ? side_slots_try_take : side_slots_take)(f->slots, b->slot.key, reader, &slot);
     if (r == SIDE_OK)
         stamped = timing_ready(f, b, reader);
     if (r != SIDE_OK)
@@ -150,12 +155,21 @@ static side_status next(side_feeder *f, side_stream *reader, bool try, side_feed
 
 side_status side_feeder_next(side_feeder *feeder, side_stream *reader, side_feed_item *item)
 {
-    return next(feeder, reader, false, item, "side_feeder_next");
+    return next(feeder, reader, FOR_EVER, item, "side_feeder_next");
 }
 
 side_status side_feeder_try_next(side_feeder *feeder, side_stream *reader, side_feed_item *item)
 {
-    return next(feeder, reader, true, item, "side_feeder_try_next");
+    return next(feeder, reader, NO_WAIT, item, "side_feeder_try_next");
+}
+
+side_status side_feeder_next_for(side_feeder *feeder, side_stream *reader, double wait_s, side_feed_item *item)
+{
+    const char *where = "side_feeder_next_for";
+
+    if (!(wait_s >= 0))
+        return error_set(SIDE_INVALID, where, "wait_s is %g; it takes seconds, 0 and more", wait_s);
+    return next(feeder, reader, wait_s < 1e9 ? os_now_ns() + (uint64_t)(wait_s * 1e9) : FOR_EVER, item, where);
 }
 
 /* ---------------------------------------------------------------- discard */

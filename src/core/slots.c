@@ -36,16 +36,28 @@ static side_status poison_with(side_slots *t, side_status why)
     return why;
 }
 
-side_status slots_wait_changed(side_slots *t, const char *where)
+side_status slots_wait_changed(side_slots *t, uint64_t until_ns, const char *where)
 {
-    if (t->cancel == NULL)
+    const uint64_t poll = t->cancel != NULL ? os_now_ns() + CANCEL_POLL_NS : SLOTS_FOR_EVER;
+    bool late = false;
+
+    if (until_ns == SLOTS_FOR_EVER && poll == SLOTS_FOR_EVER)
         pthread_cond_wait(&t->changed, &t->mutex);
-    else
-        os_cond_wait_until(&t->changed, &t->mutex, os_now_ns() + CANCEL_POLL_NS);
+    else if (!os_cond_wait_until(&t->changed, &t->mutex, poll < until_ns ? poll : until_ns))
+        late = os_now_ns() >= until_ns;
     if (t->poison != SIDE_OK)
         return poisoned(t, where);
     if (t->cancel != NULL && atomic_load(t->cancel))
         return error_set(SIDE_CANCELLED, where, "cancelled");
+    return late ? SIDE_AGAIN : SIDE_OK;
+}
+
+/* Of a wait of so many seconds from now on. */
+static side_status wait_until(double wait_s, const char *where, uint64_t *until_ns)
+{
+    if (!(wait_s >= 0))
+        return error_set(SIDE_INVALID, where, "wait_s is %g; it takes seconds, 0 and more", wait_s);
+    *until_ns = wait_s < 1e9 ? os_now_ns() + (uint64_t)(wait_s * 1e9) : SLOTS_FOR_EVER;
     return SIDE_OK;
 }
 
@@ -199,7 +211,8 @@ static void hand_out(const side_slots *t, uint32_t i, uint32_t hold, side_slot *
     out->hold = hold;
 }
 
-static side_status acquire(side_slots *t, uint64_t key, side_stream *writer, bool try, side_slot *out, const char *where)
+static side_status acquire(side_slots *t, uint64_t key, side_stream *writer, uint64_t until_ns, side_slot *out,
+                           const char *where)
 {
     side_status r = slots_begin(t, writer, where);
     uint32_t i = NO_SLOT;
@@ -213,14 +226,14 @@ static side_status acquire(side_slots *t, uint64_t key, side_stream *writer, boo
             r = error_set(SIDE_INVALID, where, "key %llu is in the table already", (unsigned long long)key);
         else if ((i = candidate(t)) != NO_SLOT)
             break;
-        else if (try)
+        else if (until_ns == SLOTS_NO_WAIT)
             r = SIDE_AGAIN;
         else if (acquire_waits_for_itself(t))
             r = deadlock(t, where, t->policy == SIDE_RING ? t->next_write : key);
         else
-            r = slots_wait_changed(t, where);
+            r = slots_wait_changed(t, until_ns, where);
     }
-    if (r == SIDE_OK && try && writer == NULL)
+    if (r == SIDE_OK && until_ns == SLOTS_NO_WAIT && writer == NULL)
         r = drained_query(&t->slots[i], t->device);
     if (r == SIDE_OK)
         claim(t, i, key);
@@ -236,12 +249,20 @@ static side_status acquire(side_slots *t, uint64_t key, side_stream *writer, boo
 
 side_status side_slots_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot)
 {
-    return acquire(slots, key, writer, false, slot, "side_slots_acquire");
+    return acquire(slots, key, writer, SLOTS_FOR_EVER, slot, "side_slots_acquire");
 }
 
 side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream *writer, side_slot *slot)
 {
-    return acquire(slots, key, writer, true, slot, "side_slots_try_acquire");
+    return acquire(slots, key, writer, SLOTS_NO_WAIT, slot, "side_slots_try_acquire");
+}
+
+side_status side_slots_acquire_for(side_slots *slots, uint64_t key, side_stream *writer, double wait_s, side_slot *slot)
+{
+    uint64_t until_ns = SLOTS_NO_WAIT;
+    side_status r = wait_until(wait_s, "side_slots_acquire_for", &until_ns);
+
+    return r == SIDE_OK ? acquire(slots, key, writer, until_ns, slot, "side_slots_acquire_for") : r;
 }
 
 /* No fence covers what is queued on `stream`: nobody goes on, and it is over before the caller hears of it. */
@@ -394,7 +415,8 @@ static struct reader *reader_entry(side_slots *t, struct slot *s, side_stream *r
     return NULL;
 }
 
-static side_status take(side_slots *t, uint64_t key, side_stream *reader, bool try, side_slot *out, const char *where)
+static side_status take(side_slots *t, uint64_t key, side_stream *reader, uint64_t until_ns, side_slot *out,
+                        const char *where)
 {
     side_status r = slots_begin(t, reader, where);
     struct reader *entry = NULL;
@@ -407,13 +429,13 @@ static side_status take(side_slots *t, uint64_t key, side_stream *reader, bool t
         r = error_set(SIDE_INVALID, where, "slot is NULL");
     while (r == SIDE_OK) {
         r = find_filled(t, key, where, &i);
-        if (r != SIDE_AGAIN || try)
+        if (r != SIDE_AGAIN || until_ns == SLOTS_NO_WAIT)
             break;
-        r = slots_wait_changed(t, where);
+        r = slots_wait_changed(t, until_ns, where);
     }
     if (r == SIDE_OK)
         s = &t->slots[i];
-    if (r == SIDE_OK && try && reader == NULL)
+    if (r == SIDE_OK && until_ns == SLOTS_NO_WAIT && reader == NULL)
         r = fence_query(&s->filled, t->device);
     if (r == SIDE_OK) { /* last: an entry says that somebody waited for `filled`, so that the next writer need not */
         entry = reader_entry(t, s, reader);
@@ -442,12 +464,20 @@ static side_status take(side_slots *t, uint64_t key, side_stream *reader, bool t
 
 side_status side_slots_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot)
 {
-    return take(slots, key, reader, false, slot, "side_slots_take");
+    return take(slots, key, reader, SLOTS_FOR_EVER, slot, "side_slots_take");
 }
 
 side_status side_slots_try_take(side_slots *slots, uint64_t key, side_stream *reader, side_slot *slot)
 {
-    return take(slots, key, reader, true, slot, "side_slots_try_take");
+    return take(slots, key, reader, SLOTS_NO_WAIT, slot, "side_slots_try_take");
+}
+
+side_status side_slots_take_for(side_slots *slots, uint64_t key, side_stream *reader, double wait_s, side_slot *slot)
+{
+    uint64_t until_ns = SLOTS_NO_WAIT;
+    side_status r = wait_until(wait_s, "side_slots_take_for", &until_ns);
+
+    return r == SIDE_OK ? take(slots, key, reader, until_ns, slot, "side_slots_take_for") : r;
 }
 
 side_status side_slots_release(side_slots *slots, const side_slot *slot, side_stream *reader)

@@ -85,7 +85,10 @@ void table_erase(side_slots *t, uint64_t key); /* present */
 /* slots.c */
 /* Locks, unless it returns an error: NULL, fork, a stream (NULL: none) of another device, poison. */
 side_status slots_begin(side_slots *t, const side_stream *stream, const char *where);
-/* Sleeps until something changed. SIDE_OK: look again; else poison or cancel. */
-side_status slots_wait_changed(side_slots *t, const char *where);
+/* How long a call waits for its turn: not at all, for ever, or until then (os_now_ns). */
+#define SLOTS_NO_WAIT  0u
+#define SLOTS_FOR_EVER UINT64_MAX
+/* Sleeps until something changed. SIDE_OK: look again; SIDE_AGAIN: `until_ns` is over; else poison or cancel. */
+side_status slots_wait_changed(side_slots *t, uint64_t until_ns, const char *where);
 
 #endif

@@ -21,7 +21,7 @@ static side_status ticket_pin(const side_ticket *ticket, const side_stream *stre
         r = error_set(SIDE_INVALID, where, "the ticket is of other slots");
     struct slot *q = r == SIDE_OK ? &t->slots[ticket->index] : NULL;
     while (r == SIDE_OK && q->generation == ticket->generation && q->state == SLOT_WRITING)
-        r = block ? slots_wait_changed(t, where) : SIDE_AGAIN;
+        r = block ? slots_wait_changed(t, SLOTS_FOR_EVER, where) : SIDE_AGAIN;
     *s = NULL;
     if (r == SIDE_OK && q->generation == ticket->generation) {
         q->pins++;

@@ -164,6 +164,10 @@ T_TEST(close_ends_the_batches)
     feed_start(&r);
     make_batches(&r, 2, 5000, false, &rng);
     T_STATUS(side_feeder_try_next(r.f, NULL, &item), SIDE_AGAIN);
+    uint64_t begin = os_now_ns();
+    T_STATUS(side_feeder_next_for(r.f, r.reader, 0.01, &item), SIDE_AGAIN);
+    assert_true(os_now_ns() - begin >= 10000000);
+    T_STATUS(side_feeder_next_for(r.f, r.reader, -1, &item), SIDE_INVALID);
     T_OK(feed_submit(&r, 0));
     T_OK(side_feeder_close(r.f));
     T_OK(side_feeder_close(r.f));
@@ -172,6 +176,7 @@ T_TEST(close_ends_the_batches)
     take(&r, 0, &item);
     T_STATUS(side_feeder_next(r.f, r.reader, &item), SIDE_END);
     T_STATUS(side_feeder_next(r.f, NULL, &item), SIDE_END);
+    T_STATUS(side_feeder_next_for(r.f, NULL, 100, &item), SIDE_END);
     T_STATUS(side_feeder_try_next(r.f, r.reader, &item), SIDE_END);
     feed_give_back(&r, &item, r.reader);
     FEED_IS_RIGHT(&r, 0, 1);

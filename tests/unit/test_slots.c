@@ -126,6 +126,37 @@ T_TEST(ring_full)
     fixture_close(&f);
 }
 
+/* They leave everything as it was, and look for deadlocks as their unlimited forms do. */
+T_TEST(waits_with_a_limit)
+{
+    struct fixture f;
+    side_slot a, b, c, r0;
+    uint64_t begin = os_now_ns();
+
+    fixture_open(&f, SIDE_RING, 2, 0, SIDE_MEMORY_DEVICE, 1);
+    T_STATUS(side_slots_take_for(f.t, 0, f.s[1], 0.01, &r0), SIDE_AGAIN);
+    assert_true(os_now_ns() - begin >= 10000000);
+    T_STATUS(side_slots_take_for(f.t, 0, f.s[1], -1, &r0), SIDE_INVALID);
+    T_STATUS(side_slots_acquire_for(f.t, 0, f.s[0], NAN, &a), SIDE_INVALID);
+    T_OK(side_slots_acquire_for(f.t, 0, f.s[0], 0.01, &a));
+    T_OK(side_slots_acquire_for(f.t, 0, f.s[0], 1e300, &b));
+    T_STATUS(side_slots_acquire_for(f.t, 0, f.s[0], 0.01, &c), SIDE_WOULD_DEADLOCK);
+    T_OK(side_slots_publish(f.t, &a, f.s[0], NULL));
+    T_OK(side_slots_publish(f.t, &b, f.s[0], NULL));
+    begin = os_now_ns();
+    T_STATUS(side_slots_acquire_for(f.t, 0, f.s[0], 0.01, &c), SIDE_AGAIN); /* nobody has read slot 0 */
+    assert_true(os_now_ns() - begin >= 10000000);
+    T_OK(side_slots_take_for(f.t, 0, f.s[1], 0, &r0));
+    T_OK(side_slots_release(f.t, &r0, f.s[1]));
+    T_OK(side_slots_acquire_for(f.t, 0, f.s[0], 0, &c));
+    assert_int_equal(c.key, 2);
+    T_OK(side_slots_publish(f.t, &c, f.s[0], NULL));
+    side_slots_poison(f.t, SIDE_CANCELLED);
+    T_STATUS(side_slots_take_for(f.t, 9, f.s[1], 100, &r0), SIDE_CANCELLED);
+    assert_true(slots_is_valid(f.t));
+    fixture_close(&f);
+}
+
 /* Three releases free an item, on streams of their own, in any order; several takes by one stream count as well. */
 T_TEST(ring_readers)
 {
@@ -614,7 +645,7 @@ T_TEST(table_is_its_model)
     }
 }
 
-T_MAIN(T(ring_order), T(ring_full), T(ring_readers), T(ring_abandon_close_restart), T(host_try_waits_for_the_device),
-       T(ring_over_several_streams), T(copy_queued_after_compute_overlaps), T(tickets), T(list_oldest_free_first),
-       T(write_after_unread_write), T(table_evicts_the_least_recently_used), T(table_full_of_readers),
-       T(more_streams_than_reader_entries), T(table_is_its_model))
+T_MAIN(T(ring_order), T(ring_full), T(waits_with_a_limit), T(ring_readers), T(ring_abandon_close_restart),
+       T(host_try_waits_for_the_device), T(ring_over_several_streams), T(copy_queued_after_compute_overlaps),
+       T(tickets), T(list_oldest_free_first), T(write_after_unread_write), T(table_evicts_the_least_recently_used),
+       T(table_full_of_readers), T(more_streams_than_reader_entries), T(table_is_its_model))
