@@ -20,6 +20,8 @@ struct suite {
 
 /* In the order that they run: one that needs what another measures comes behind it. */
 static const struct suite suites[] = {
+    {"pin", bench_pin},
+    {"stage", bench_stage},
     {NULL, NULL},
 };
 
@@ -130,17 +132,31 @@ static side_status too_much(struct bench *b, const char *what, size_t bytes, siz
     return status;
 }
 
+bool bench_device_count(struct bench *b, size_t bytes)
+{
+    if (bytes > bench_device_room(b)) {
+        (void)too_much(b, "device", bytes, bench_device_room(b), SIDE_NO_DEVICE_MEMORY);
+        return false;
+    }
+    b->device_taken += bytes;
+    keep_peak(b);
+    return true;
+}
+
+void bench_device_uncount(struct bench *b, size_t bytes)
+{
+    b->device_taken -= bytes;
+}
+
 side_status bench_device_take(struct bench *b, size_t bytes, void **data)
 {
     side_status status;
 
-    if (bytes > bench_device_room(b))
-        return too_much(b, "device", bytes, bench_device_room(b), SIDE_NO_DEVICE_MEMORY);
+    if (!bench_device_count(b, bytes))
+        return SIDE_NO_DEVICE_MEMORY;
     status = side_device_alloc(b->device, bytes, data);
-    if (status == SIDE_OK) {
-        b->device_taken += bytes;
-        keep_peak(b);
-    }
+    if (status != SIDE_OK)
+        bench_device_uncount(b, bytes);
     return status;
 }
 

@@ -86,9 +86,14 @@ void bench_pinned_free(struct bench *bench, void *data, size_t bytes);
 /* Pageable, touched, on huge pages where the system gives them; page-aligned. */
 side_status bench_pageable_take(struct bench *bench, size_t bytes, void **data);
 void bench_pageable_free(struct bench *bench, void *data, size_t bytes);
-/* Counts host memory that a suite takes in another way (a pool of its own); false where it does not fit. */
+/* Counts memory that a suite takes in another way (a pool or a pipeline of its own); false, having said so, where it does not fit. */
 bool bench_host_count(struct bench *bench, size_t bytes);
 void bench_host_uncount(struct bench *bench, size_t bytes);
+bool bench_device_count(struct bench *bench, size_t bytes);
+void bench_device_uncount(struct bench *bench, size_t bytes);
+
+/* Bytes that look random, the same for the same seed; `bytes` a multiple of 8, data 8-byte aligned (bench_data.c). */
+void bench_fill(void *data, size_t bytes, uint64_t seed);
 
 /* ---- measuring (bench_time.c) */
 
