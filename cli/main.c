@@ -13,6 +13,7 @@ struct command {
 };
 
 static const struct command commands[] = {
+    {"bench", "measure what this machine can do", command_bench},
     {"demo", "show what overlapping copy and compute gives, with proof", command_demo},
     {"devices", "list the devices, their links and their memory", command_devices},
     {"run", "stream a file through an operation on the device", command_run},
