@@ -10,9 +10,6 @@ static PyTypeObject *event_type;
 
 /* ---------------------------------------------------------------- waiting */
 
-/* Between two looks at signals. Above a millisecond, so that a wait spins first as it would alone. */
-static const double SLICE_S = 0.05;
-
 int native_wait_event(side_event *event, double timeout_s)
 {
     double left = timeout_s;
@@ -23,7 +20,7 @@ int native_wait_event(side_event *event, double timeout_s)
         return -1;
     }
     for (;;) {
-        double slice = timeout_s > 0 && left < SLICE_S ? left : SLICE_S;
+        double slice = timeout_s > 0 && left < NATIVE_SLICE_S ? left : NATIVE_SLICE_S;
         Py_BEGIN_ALLOW_THREADS
         s = side_event_wait(event, slice);
         Py_END_ALLOW_THREADS

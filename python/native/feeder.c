@@ -297,6 +297,14 @@ static PyObject *feeder_held(PyObject *self, PyObject *unused)
     return n == NULL ? NULL : PyLong_FromUnsignedLong(atomic_load(&n->lender->held));
 }
 
+static PyObject *feeder_taken(PyObject *self, PyObject *unused)
+{
+    struct intake *n = intake_enter(self, "Feeder.taken");
+    (void)unused;
+
+    return n == NULL ? NULL : PyLong_FromUnsignedLongLong(n->taken);
+}
+
 static PyObject *feeder_retired(PyObject *self, PyObject *unused)
 {
     struct intake *n = intake_enter(self, "Feeder.retired");
@@ -320,7 +328,7 @@ static PyObject *feeder_watch(PyObject *self, PyObject *stream)
 static PyObject *feeder_wait_given_back(PyObject *self, PyObject *args)
 {
     struct intake *n = intake_enter(self, "Feeder.wait_given_back");
-    double timeout, slice = 0.05;
+    double timeout, slice = NATIVE_SLICE_S;
     Py_ssize_t below;
     bool fewer;
 
@@ -468,6 +476,7 @@ static PyMethodDef feeder_methods[] = {
     {"discard", feeder_discard, METH_NOARGS, "discard($self, /)\n--\n\nDrops what was submitted and not taken."},
     {"copied", feeder_copied, METH_NOARGS, "copied($self, /)\n--\n\nBatches 0 .. n - 1 have been copied: n. Lets go of their sources."},
     {"sweep", feeder_sweep, METH_NOARGS, "sweep($self, /)\n--\n\nLets go of all that is done with."},
+    {"taken", feeder_taken, METH_NOARGS, "taken($self, /)\n--\n\nThe number behind that of the last batch that next() took."},
     {"held", feeder_held, METH_NOARGS, "held($self, /)\n--\n\nLoans that have not ended."},
     {"retired", feeder_retired, METH_NOARGS, "retired($self, /)\n--\n\nSlots that will not come back: their loans ended during a graph capture."},
     {"watch", feeder_watch, METH_O, "watch($self, stream, /)\n--\n\nLoans that end while `stream` captures a graph retire their slot too. It must outlive the feeder."},

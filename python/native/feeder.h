@@ -24,6 +24,7 @@ struct intake {
     size_t first, count, capacity;
     side_feed_piece *pieces; /* of the submit that runs */
     size_t piece_capacity;
+    uint64_t taken;             /* the number behind that of the last batch that was taken */
     bool submitting, taking;    /* a thread is inside: a second one is refused */
     bool cancelled, stopped;    /* stopped: no source is read any more, or that is not known */
     struct intake *prev, *next; /* all of them; for the exit hook */

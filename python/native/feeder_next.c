@@ -158,27 +158,31 @@ static PyObject *tensor_make(struct loan *loan, size_t i, PyObject *convert)
 
 static PyTypeObject *loan_type;
 
-/* Takes the batch, or sets an exception. Without the GIL only where it must wait: to get it back can take as long as another thread's turn, 5 ms. What does not
+/* Takes the batch, or sets an exception, of a signal's handler too: then no batch is lost. Without the GIL only where it must wait: to get it back can take as long as another thread's turn, 5 ms. What does not
  * wait holds locks for moments, and nobody who has them waits for the GIL. (The call that finds that the device has failed waits for what is queued, at most
  * the time limit, and does it with the GIL; nothing that it waits for needs it.) */
 static bool take(struct intake *n, struct loan *loan, struct lent_stream *lent)
 {
     side_stream *stream = lent != NULL ? lent->stream : NULL;
+    bool stopped = false;
     side_status r;
 
     if (n->taking) {
         native_raise_text(SIDE_STATE, "Feeder.next", "another thread is in next; one at a time takes");
         return false;
     }
-    r = n->cancelled ? SIDE_AGAIN : loan_take(loan, stream, false);
-    if (r == SIDE_AGAIN) {
-        n->taking = true;
+    r = n->cancelled ? SIDE_AGAIN : loan_take(loan, stream, 0);
+    n->taking = r == SIDE_AGAIN;
+    while (r == SIDE_AGAIN && !stopped) {
         Py_BEGIN_ALLOW_THREADS;
-        r = loan_take(loan, stream, true);
+        r = loan_take(loan, stream, NATIVE_SLICE_S);
         Py_END_ALLOW_THREADS;
-        n->taking = false;
+        stopped = r == SIDE_AGAIN && PyErr_CheckSignals() != 0;
     }
-    if (r != SIDE_OK)
+    n->taking = false;
+    if (r == SIDE_OK)
+        n->taken = loan->item.number + 1;
+    else if (!stopped)
         native_raise(r);
     return r == SIDE_OK;
 }

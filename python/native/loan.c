@@ -247,11 +247,11 @@ int64_t *loan_numbers(struct loan *loan)
     return (int64_t *)(void *)(loan->tensors + loan->count);
 }
 
-side_status loan_take(struct loan *loan, side_stream *reader, bool wait)
+side_status loan_take(struct loan *loan, side_stream *reader, double wait_s)
 {
     struct lender *l = loan->lender;
-    side_status r = wait ? side_feeder_next(l->feeder, reader, &loan->item)
-                         : side_feeder_try_next(l->feeder, reader, &loan->item);
+    side_status r = wait_s > 0 ? side_feeder_next_for(l->feeder, reader, wait_s, &loan->item)
+                               : side_feeder_try_next(l->feeder, reader, &loan->item);
 
     if (r != SIDE_OK)
         return r;

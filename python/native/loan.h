@@ -111,7 +111,7 @@ struct loan *loan_make(struct lender *lender, size_t count, size_t dims);
 int64_t *loan_numbers(struct loan *loan);
 /* Takes the next batch. The caller has set each tensor's byte_offset in the slot; they become addresses. SIDE_AGAIN only if not `wait`. On failure nothing was
  * taken; it may be tried again. */
-side_status loan_take(struct loan *loan, side_stream *reader, bool wait);
+side_status loan_take(struct loan *loan, side_stream *reader, double wait_s);
 /* Its number i, counted as a use until its deleter has run. */
 dl_managed *loan_tensor(struct loan *loan, size_t i);
 /* One use more, unless there is none left. */

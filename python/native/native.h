@@ -300,6 +300,8 @@ int timeline_add(PyObject *module);
 
 /* ---------------------------------------------------------------- waiting */
 
+/* Seconds between two looks at signals. Above a millisecond, so that a wait spins first as it would alone. */
+#define NATIVE_SLICE_S 0.05
 /* Waits without the GIL in pieces, between which signals are looked at: -1 with an exception (KeyboardInterrupt, Stuck). timeout_s 0: for ever. */
 int native_wait_stream(side_stream *stream, double timeout_s);
 int native_wait_event(side_event *event, double timeout_s);

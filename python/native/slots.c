@@ -136,10 +136,26 @@ static struct slots_ref *slots_check(PyObject *object)
     return ref;
 }
 
-typedef side_status get_fn(side_slots *slots, uint64_t key, side_stream *stream, side_slot *slot);
+typedef side_status try_fn(side_slots *slots, uint64_t key, side_stream *stream, side_slot *slot);
+typedef side_status wait_fn(side_slots *slots, uint64_t key, side_stream *stream, double wait_s, side_slot *slot);
 
-static PyObject *get(PyObject *object, uint64_t key, PyObject *stream, get_fn *fn, bool writes, bool block)
+/* A call that waits does so in slices, between which signals are looked at. SIDE_AGAIN: not now (`try`), or a signal's handler has raised. */
+static side_status ask(side_slots *slots, uint64_t key, side_stream *stream, try_fn *try, wait_fn *wait, side_slot *slot)
 {
+    side_status s;
+
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        s = try != NULL ? try(slots, key, stream, slot) : wait(slots, key, stream, NATIVE_SLICE_S, slot);
+        Py_END_ALLOW_THREADS
+    } while (s == SIDE_AGAIN && try == NULL && PyErr_CheckSignals() == 0);
+    return s;
+}
+
+static PyObject *get(PyObject *object, uint64_t key, PyObject *stream, bool writes, bool block)
+{
+    try_fn *try = writes ? side_slots_try_acquire : side_slots_try_take;
+    wait_fn *wait = writes ? side_slots_acquire_for : side_slots_take_for;
     struct slots_ref *ref = slots_check(object);
     struct stream_ref *user;
     side_slot slot;
@@ -151,10 +167,10 @@ static PyObject *get(PyObject *object, uint64_t key, PyObject *stream, get_fn *f
     user = native_stream_or_none(stream, writes ? "writer" : "reader", &failed);
     if (failed)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    s = fn(ref->slots, key, user != NULL ? user->stream : NULL, &slot);
-    Py_END_ALLOW_THREADS
-    if (s == SIDE_AGAIN && !block)
+    s = ask(ref->slots, key, user != NULL ? user->stream : NULL, block ? NULL : try, wait, &slot);
+    if (s == SIDE_AGAIN && block)
+        return NULL;
+    if (s == SIDE_AGAIN)
         Py_RETURN_NONE;
     return s == SIDE_OK ? slot_new(ref, object, &slot, user, writes) : native_raise(s);
 }
@@ -168,7 +184,7 @@ static PyObject *slots_acquire(PyObject *object, PyObject *args, PyObject *kwarg
 
     if (!native_parse(args, kwargs, "|OKp:acquire", names, &writer, &key, &block))
         return NULL;
-    return get(object, key, writer, block ? side_slots_acquire : side_slots_try_acquire, true, block);
+    return get(object, key, writer, true, block);
 }
 
 static PyObject *slots_take(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -180,7 +196,7 @@ static PyObject *slots_take(PyObject *object, PyObject *args, PyObject *kwargs)
 
     if (!native_parse(args, kwargs, "K|Op:take", names, &key, &reader, &block))
         return NULL;
-    return get(object, key, reader, block ? side_slots_take : side_slots_try_take, false, block);
+    return get(object, key, reader, false, block);
 }
 
 static PyObject *slots_cancel(PyObject *object, PyObject *unused)
@@ -200,15 +216,25 @@ static PyObject *slots_drain(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"timeout", NULL};
     struct slots_ref *ref = slots_check(object);
-    double timeout = 30;
+    double timeout = 30, left;
     side_status s;
 
     if (ref == NULL || !native_parse(args, kwargs, "|d:drain", names, &timeout))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    s = side_slots_drain(ref->slots, timeout);
-    Py_END_ALLOW_THREADS
-    return s == SIDE_OK ? Py_NewRef(Py_None) : native_raise(s);
+    if (!(timeout >= 0))
+        return PyErr_Format(PyExc_ValueError, "timeout takes seconds, 0 (for ever) and more");
+    for (left = timeout;; left -= NATIVE_SLICE_S) {
+        bool last = timeout > 0 && left <= NATIVE_SLICE_S;
+        Py_BEGIN_ALLOW_THREADS
+        s = side_slots_drain(ref->slots, last ? left : NATIVE_SLICE_S);
+        Py_END_ALLOW_THREADS
+        if (s == SIDE_OK)
+            Py_RETURN_NONE;
+        if (s != SIDE_STUCK || last)
+            return native_raise(s);
+        if (PyErr_CheckSignals() != 0)
+            return NULL;
+    }
 }
 
 static PyObject *slots_device(PyObject *object, void *unused)
@@ -250,7 +276,7 @@ PyDoc_STRVAR(slots_doc,
 "the least recently used goes first). where: \"device\", \"pinned\" or \"pageable\". timeout: seconds that the device may take before Stuck; 0: 30.\n\n"
 "    with slots.acquire(copy_stream) as slot: copy_stream.copy(slot.buffer, array)     # published at the end\n"
 "    with slots.take(0, stream) as slot: stream.affine(out, slot.view(\"float32\"), 2)   # released at the end\n\n"
-"Any thread may use them. Calls that wait release the GIL; Ctrl-C does not end them, cancel() from another thread does.");
+"Any thread may use them. Calls that wait release the GIL; Ctrl-C and cancel() from another thread end them. A wait for the device alone, where no stream is given, goes on to its end, at most `timeout` seconds.");
 
 static PyMethodDef slots_methods[] = {
     {"acquire", (PyCFunction)(void (*)(void))slots_acquire, METH_VARARGS | METH_KEYWORDS,

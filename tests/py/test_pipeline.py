@@ -464,7 +464,7 @@ begin = time.monotonic()
 try:
     {call}
 except KeyboardInterrupt:
-    print("KeyboardInterrupt", time.monotonic() - begin < 1.3)
+    print("KeyboardInterrupt", time.monotonic() - begin < 20)
 try:
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)

@@ -1,4 +1,6 @@
 """Slots: rings, lists and tables; no read before filled, no write before drained; nothing is lost when a slot is dropped."""
+import os
+import signal
 import sys
 import threading
 
@@ -252,3 +254,46 @@ def test_flat() -> None:
     for _ in range(100):
         once()
     assert counts() == before
+
+
+BLOCKED = {
+    "acquire": "slots = sidestream.Slots(d, count=1, slot_bytes=8)\nslots.acquire().publish()\ncall = slots.acquire",
+    "take": "slots = sidestream.Slots(d, count=1, slot_bytes=8)\ncall = lambda: slots.take(0)",
+    "next": "f = _native.Feeder(d, slots=1, slot_bytes=8)\ncall = lambda: f.next(-1, None, None)",
+}
+
+
+@pytest.mark.parametrize("call", BLOCKED)
+def test_ctrl_c_ends_a_blocked_call(call: str) -> None:
+    """Nobody else would: a program that does not hear it runs into the time limit."""
+    done = run_python("import sidestream, threading, time, os, signal\nfrom sidestream import _native\nd = sidestream.Device('sim')\n" + BLOCKED[call] +
+                      "\nthreading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\ncall()")
+    assert done.returncode == -2 and done.stderr.splitlines()[-1] == "KeyboardInterrupt" and done.stderr.count("Traceback") == 1
+
+
+def test_what_was_interrupted_is_as_it_was() -> None:
+    d = device()
+    slots = sidestream.Slots(d, count=1, slot_bytes=8)
+    for call, undo in ((lambda: slots.take(0), lambda: slots.acquire().publish()), (slots.acquire, lambda: slots.take(0).release())):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        undo()
+    with slots.acquire(block=False) as slot:
+        assert slot.key == 1
+
+
+def test_a_handler_of_the_programs_own_does_not_end_a_wait() -> None:
+    slots = sidestream.Slots(device(), count=1, slot_bytes=8)
+    got: list[int] = []
+
+    def handler(*_: object) -> None:
+        got.append(1)
+        threading.Timer(0.1, lambda: slots.acquire().publish()).start()
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert slots.take(0).key == 0 and got == [1]
+    finally:
+        signal.signal(signal.SIGINT, before)

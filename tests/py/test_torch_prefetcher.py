@@ -528,3 +528,26 @@ print(told > 3)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_a_ctrl_c_while_it_waits_loses_no_batch(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C before the batch was taken; one behind that loses it, as in any iterator, and the next is not taken for it."""
+    prefetcher = st.Prefetcher(Indexed(6), device="sim")
+    batches = iter(prefetcher)
+    taking = fake.next
+    got = [float(next(batches)[0, 0])]
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def interrupted_late(self: Any, *args: Any) -> Any:
+        taking(self, *args)
+        raise KeyboardInterrupt
+
+    for call in (interrupted, interrupted_late):
+        monkeypatch.setattr(fake, "next", call)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        monkeypatch.setattr(fake, "next", taking)
+        got.append(float(next(batches)[0, 0]))
+    assert got + [float(batch[0, 0]) for batch in batches] == [0, 1, 3, 4, 5]

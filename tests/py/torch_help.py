@@ -101,7 +101,7 @@ class FakeFeeder:
         self.waiting: list[tuple[int, Any, Any]] = []  # number, pieces, keep
         self.ready: list[tuple[int, int, int]] = []    # number, slot, bytes
         self.loans: list[FakeLoan] = []
-        self.number = self.lost = self.bytes = 0
+        self.number = self.lost = self.bytes = self.past = 0
         self.closed = False
         FakeFeeder.made.append(self)
 
@@ -135,6 +135,7 @@ class FakeFeeder:
         with self.lock:
             assert self.lock.wait_for(lambda: bool(self.ready), 5), "next() waits for ever"
             number, slot, nbytes = self.ready.pop(0)
+            self.past = number + 1
             loan = FakeLoan(self, slot, number, nbytes)
             self.loans.append(loan)
         tensors = [convert(self._capsule(loan, *leaf)) for leaf in leaves or []]
@@ -155,6 +156,9 @@ class FakeFeeder:
         dtype = _dtype((0, code, bits, shape, strides))
         flat = torch.from_numpy(base).view(dtype)
         return torch.utils.dlpack.to_dlpack(flat.as_strided(shape, strides) if strides else flat.view(shape))
+
+    def taken(self) -> int:
+        return self.past
 
     def held(self) -> int:
         return len(self.loans)

@@ -98,7 +98,7 @@ static struct loan *take(struct bench *b, size_t count, side_stream *reader, dl_
         t->shape[0] = 16;
         t->byte_offset = 16 * i;
     }
-    T_OK(loan_take(loan, reader, true));
+    T_OK(loan_take(loan, reader, 100));
     for (size_t i = 0; i < count; i++)
         tensors[i] = loan_tensor(loan, i);
     loan_done(loan);
@@ -113,11 +113,11 @@ static void die(dl_managed *tensor)
 static bool can_take(struct bench *b)
 {
     struct loan *loan = loan_make(b->l, 0, 0);
-    side_status r = loan_take(loan, NULL, false);
+    side_status r = loan_take(loan, NULL, 0);
 
     for (int i = 0; r == SIDE_AGAIN && i < 200; i++) { /* the copy's threads may need a moment */
         usleep(100);
-        r = loan_take(loan, NULL, false);
+        r = loan_take(loan, NULL, 0);
     }
     loan_done(loan);
     loan_unname(loan);
@@ -180,7 +180,7 @@ T_TEST(loan_without_tensors)
     bench_open(&b, 1, 1);
     submit(&b);
     loan = loan_make(b.l, 0, 0);
-    T_OK(loan_take(loan, NULL, true));
+    T_OK(loan_take(loan, NULL, 100));
     assert_true(loan_hold(loan));
     loan_done(loan);
     assert_int_equal(atomic_load(&b.l->held), 1);
@@ -197,9 +197,9 @@ T_TEST(take_that_fails_leaks_nothing)
 
     bench_open(&b, 1, 1);
     loan = loan_make(b.l, 4, 8);
-    assert_int_equal(loan_take(loan, NULL, false), SIDE_AGAIN);
+    assert_int_equal(loan_take(loan, NULL, 0), SIDE_AGAIN);
     side_feeder_cancel(b.l->feeder);
-    T_STATUS(loan_take(loan, NULL, true), SIDE_CANCELLED);
+    T_STATUS(loan_take(loan, NULL, 100), SIDE_CANCELLED);
     loan_done(loan);
     loan_unname(loan);
     bench_close(&b);

@@ -250,7 +250,12 @@ class Prefetcher(Generic[Batch]):
             self._finish(run, item)
         copying = item.ring is not None and not self._static and self._must_copy()
         run.pending = None
-        batch = unflatten(item.node, self._leaves(item, item.plan, copying))
+        try:
+            batch = unflatten(item.node, self._leaves(item, item.plan, copying))
+        except KeyboardInterrupt:  # it comes with the next call, unless its slot was handed out already
+            if item.ring is None or item.number >= item.ring.feeder.taken():
+                run.pending = item
+            raise
         self._delivered += 1
         self._batches += 1
         if run.snapshot is not None:
