@@ -11,7 +11,7 @@
 
 #include "sidestream.h"
 
-#define SIDE_DEVICE_ABI 2
+#define SIDE_DEVICE_ABI 3
 
 typedef struct dev_stream dev_stream; /* defined by each device */
 typedef struct dev_event dev_event;
@@ -30,6 +30,8 @@ struct side_device_ops {
     side_status (*props)(dev_context *context, side_device_props *props);
     side_status (*link)(dev_context *context, side_link *link);
     side_status (*memory)(dev_context *context, size_t *free_bytes, size_t *total_bytes);
+    /* The numbers that a device of software works by; sets those alone, not whose they are. SIDE_UNSUPPORTED: hardware, which is measured. */
+    side_status (*model)(dev_context *context, side_machine *machine);
 
     /* Host clock in ns. sim: the calling thread's virtual clock. clock_join: the calling thread learnt of something that happened at `ns`
      * (handed over by another thread): a virtual clock moves there if it is behind; real clocks do nothing. */

@@ -201,6 +201,13 @@ static void device_clock_join(dev_context *context, uint64_t ns)
     (void)ns;
 }
 
+static side_status device_model(dev_context *context, side_machine *machine)
+{
+    (void)context;
+    (void)machine;
+    return error_set(SIDE_UNSUPPORTED, "cuda.model", "hardware has no model; measure it: sidestream bench --save");
+}
+
 static side_status device_op(dev_stream *stream, const side_op *op)
 {
     side_status status = ops_check(op, 16); /* a misaligned access would cost the context */
@@ -223,6 +230,7 @@ const struct side_device_ops cuda_device_ops = {
     .props = device_props,
     .link = cuda_link,
     .memory = device_memory,
+    .model = device_model,
     .now = device_now,
     .clock_join = device_clock_join,
     .alloc = cuda_alloc,

@@ -209,6 +209,29 @@ static side_status memory(dev_context *c, size_t *free_bytes, size_t *total_byte
     return sim_leave(c, SIDE_OK);
 }
 
+/* The host's share costs no virtual time: queueing, staging threads and pinning take none, and work that waits begins where the awaited ends. */
+static side_status model(dev_context *c, side_machine *machine)
+{
+    const struct sim_config *f = &c->config;
+    side_status s = sim_enter(c, "sim.model");
+
+    if (s != SIDE_OK)
+        return s;
+    const double latency_s = (double)f->copy_latency_ns * 1e-9, h2d = (double)f->h2d_rate / 1000,
+                 d2h = (double)f->d2h_rate / 1000, pageable = (double)f->pageable_rate / 1000;
+    machine->copy_engines = (int)f->copy_engines;
+    machine->h2d = (side_rate){latency_s, h2d};
+    machine->d2h = (side_rate){latency_s, d2h};
+    /* of equal bytes both ways */
+    machine->both_gbps = f->copy_engines > 1 ? 2 * (h2d < d2h ? h2d : d2h) : 2 * h2d * d2h / (h2d + d2h);
+    machine->pageable_h2d = (side_rate){latency_s, pageable < h2d ? pageable : h2d};
+    machine->pageable_d2h = (side_rate){latency_s, pageable < d2h ? pageable : d2h};
+    machine->stage_gbps = h2d;
+    machine->pin_s_per_gib = machine->queue_s = machine->handover_s = machine->start_s = 0;
+    machine->path_count = 0;
+    return sim_leave(c, SIDE_OK);
+}
+
 static uint64_t now(dev_context *c)
 {
     pthread_mutex_lock(&c->mutex);
@@ -289,6 +312,7 @@ const struct side_device_ops sim_device_ops = {
     .props = props,
     .link = get_link,
     .memory = memory,
+    .model = model,
     .now = now,
     .clock_join = clock_join,
     .alloc = alloc,
