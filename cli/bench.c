@@ -23,6 +23,7 @@ static const struct suite suites[] = {
     {"link", bench_link},
     {"pin", bench_pin},
     {"stage", bench_stage},
+    {"launch", bench_launch},
 };
 
 enum { SUITES = sizeof(suites) / sizeof(suites[0]) };

@@ -83,16 +83,18 @@ const char *bench_seconds_text(double seconds, char text[16])
 {
     static const char *const units[] = {"s", "ms", "us", "ns"};
     size_t unit = 0;
+    bool none;
 
     if (!isfinite(seconds)) {
         snprintf(text, 16, "-");
         return text;
     }
-    while (unit < 3 && fabs(seconds) < 0.9995 && seconds != 0) {
+    none = fabs(seconds) < 5e-12; /* what subtraction leaves of nothing */
+    while (unit < 3 && fabs(seconds) < 0.9995) {
         seconds *= 1000;
         unit++;
     }
-    if (seconds == 0)
+    if (none)
         snprintf(text, 16, "0");
     else
         snprintf(text, 16, "%.*f %s",
