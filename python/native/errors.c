@@ -57,6 +57,16 @@ PyObject *native_exception(side_status status)
     return classes[0];
 }
 
+const char *native_exception_name(const char *status, size_t length)
+{
+    for (size_t i = 1; i < KINDS; i++) {
+        const char *name = side_status_name(kinds[i].status);
+        if (strlen(name) == length && memcmp(name, status, length) == 0)
+            return kinds[i].name;
+    }
+    return NULL;
+}
+
 static int set_attribute(PyObject *object, const char *name, PyObject *value)
 {
     int r = value == NULL ? -1 : PyObject_SetAttrString(object, name, value);
@@ -68,16 +78,19 @@ static int set_attribute(PyObject *object, const char *name, PyObject *value)
 PyObject *native_raise_error(const side_error *error)
 {
     PyObject *type = native_exception(error->status);
-    const char *text = error->message[0] != 0 ? error->message : side_status_text(error->status);
-    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-    PyObject *exception = message == NULL ? NULL : PyObject_CallFunctionObjArgs(type, message, NULL);
+    char text[sizeof(error->message) + 32], where[96];
+    PyObject *message, *exception;
 
+    native_words(text, sizeof(text), error->message[0] != 0 ? error->message : side_status_text(error->status));
+    native_words(where, sizeof(where), error->where != NULL ? error->where : "");
+    message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    exception = message == NULL ? NULL : PyObject_CallFunctionObjArgs(type, message, NULL);
     Py_XDECREF(message);
     if (exception == NULL)
         return NULL;
     if (set_attribute(exception, "status", PyLong_FromLong(error->status)) == 0 &&
         set_attribute(exception, "status_name", PyUnicode_FromString(side_status_name(error->status))) == 0 &&
-        set_attribute(exception, "where", PyUnicode_FromString(error->where != NULL ? error->where : "")) == 0 &&
+        set_attribute(exception, "where", PyUnicode_FromString(where)) == 0 &&
         set_attribute(exception, "os_errno", PyLong_FromLong(error->os_errno)) == 0 &&
         set_attribute(exception, "device_code", PyLong_FromLong(error->device_code)) == 0)
         PyErr_SetObject(type, exception);

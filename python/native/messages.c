@@ -100,8 +100,12 @@ static PyObject *make_logger(void)
 
 static void log_one(PyObject *logger, int level, const char *text)
 {
-    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-    PyObject *r = message == NULL ? NULL : PyObject_CallMethod(logger, "log", "isO", level, "%s", message);
+    char words[TEXT + 32];
+    PyObject *message, *r;
+
+    native_words(words, sizeof(words), text);
+    message = PyUnicode_DecodeUTF8(words, (Py_ssize_t)strlen(words), "replace");
+    r = message == NULL ? NULL : PyObject_CallMethod(logger, "log", "isO", level, "%s", message);
 
     if (r == NULL)
         settle_exception();

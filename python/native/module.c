@@ -19,7 +19,7 @@ static PyMethodDef native_methods[] = {
 /* What each area adds, in an order that its types need. */
 static int (*const areas[])(PyObject *module) = {errors_add, device_add,   stream_add, event_add, buffer_add,
                                                  pool_add,   ops_add,      slots_add,  slot_add,  timeline_add,
-                                                 item_add,   pipeline_add, feeder_add, host_add};
+                                                 item_add,   pipeline_add, feeder_add, host_add,  words_add};
 
 static struct PyModuleDef native_module = {
     PyModuleDef_HEAD_INIT,

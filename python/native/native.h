@@ -49,7 +49,15 @@ PyObject *native_raise_error(const side_error *error);
 PyObject *native_raise_text(side_status status, const char *where, const char *format, ...);
 /* The class that belongs to a status; borrowed. */
 PyObject *native_exception(side_status status);
+/* "SIDE_STUCK" -> "Stuck"; NULL: no status of that name. */
+const char *native_exception_name(const char *status, size_t length);
 int errors_add(PyObject *module);
+
+/* ---------------------------------------------------------------- words.c */
+
+/* A text of the library's, in Python's words: names of calls, statuses, options; None. Cut off where there is no room. */
+void native_words(char *to, size_t room, const char *text);
+int words_add(PyObject *module);
 
 /* ---------------------------------------------------------------- messages.c */
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import sidestream
+from sidestream import _native
 from sim import device
 
 HEADER = pathlib.Path(__file__).resolve().parent.parent.parent / "include/sidestream.h"
@@ -60,3 +61,49 @@ def test_errno() -> None:
     with pytest.raises(sidestream.IOFailed, match="descriptor") as told:
         sidestream.Pipeline(device(), (9999, 0, 100), lambda s, i: None, item_bytes=10).run()
     assert told.value.os_errno == 9
+
+
+# ---------------------------------------------------------------- Python's words
+
+def calls() -> list[str]:
+    """The library's, that the module uses."""
+    folder = HEADER.parent.parent / "python/native"
+    used = re.findall(r"\bside_\w+(?=\()", "".join(path.read_text() for path in sorted(folder.glob("*.c"))))
+    areas = ("side_pipeline", "side_slots", "side_stream", "side_event", "side_pool", "side_memory")
+    return sorted(name for name in set(used) if name.startswith(areas))
+
+
+@pytest.mark.parametrize("name", calls())
+def test_no_call_keeps_its_name_in_c(name: str) -> None:
+    words = _native._test_words(f"call {name} first").split(" ")
+    assert words[0] == "call" and words[2] == "first" and "side_" not in words[1]
+
+
+@pytest.mark.parametrize("text,said", [
+    ("call side_pipeline_done for it first", "call Pipeline.done for it first"),
+    ("options.compute is NULL: this pipeline is for side_pipeline_next", "compute is None: this pipeline is for Pipeline.next"),
+    ("side_slots_acquire_for, side_slots_try_take; side_slots_release", "Slots.acquire, Slots.take; Slot.release"),
+    ("timeout_s is -1; SIDE_STUCK after it, SIDE_POOL_DRIVER is none", "timeout is -1; Stuck after it, SIDE_POOL_DRIVER is none"),
+    ('"sim:NULL,options.x": NULLs (NULL)', '"sim:NULL,options.x": NULLs (None)'),
+    ("pass NULL for a new one", "pass 0 for a new one"),
+    ("side_device_open: inside_pool_x, outside", "Device: inside_pool_x, outside"),
+    ("", ""),
+])
+def test_words(text: str, said: str) -> None:
+    assert _native._test_words(text) == said
+    assert len(_native._test_words(text * 50)) == min(399, len(said) * 50)
+
+
+def test_errors_speak_python() -> None:
+    d = device()
+    line = sidestream.Pipeline(d, [b"12345678"] * 9)
+    stream = sidestream.Stream(d)
+    held = [line.next(stream), line.next(stream)]
+    with pytest.raises(sidestream.WouldDeadlock, match=r"call Pipeline\.done for it first") as told:
+        while len(held) < 9:
+            held.append(line.next(stream))
+    assert told.value.where == "Pipeline.next"
+    with pytest.raises(sidestream.WrongState, match="compute is None: this pipeline is for Pipeline.next"):
+        sidestream.Pipeline(d, [b"1"]).run()
+    with pytest.raises(sidestream.InvalidArgument, match="pass 0 for a new one"):
+        sidestream.Stream.wrap(d, 5)

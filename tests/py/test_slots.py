@@ -266,7 +266,7 @@ BLOCKED = {
 @pytest.mark.parametrize("call", BLOCKED)
 def test_ctrl_c_ends_a_blocked_call(call: str) -> None:
     """Nobody else would: a program that does not hear it runs into the time limit."""
-    done = run_python("import sidestream, threading, time, os, signal\nfrom sidestream import _native\nd = sidestream.Device('sim')\n" + BLOCKED[call] +
+    done = run_python("import os, sidestream, signal, threading\nfrom sidestream import _native\nd = sidestream.Device('sim')\n" + BLOCKED[call] +
                       "\nthreading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\ncall()")
     assert done.returncode == -2 and done.stderr.splitlines()[-1] == "KeyboardInterrupt" and done.stderr.count("Traceback") == 1
 
