@@ -297,16 +297,17 @@ typedef struct side_piece {
 SIDE_API side_status side_copy_batch(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count);
 /* How scattered blocks are copied. All give the same bytes; they differ in speed and in what they cost the work beside them (`sidestream bench blocks`). */
 typedef enum side_path {
-    SIDE_PATH_AUTO = 0,   /* what the machine profile says is best; BATCH without one */
-    SIDE_PATH_LOOP = 1,   /* one copy call a block */
-    SIDE_PATH_BATCH = 2,  /* one driver call for many blocks, where the driver has it; else LOOP */
-    SIDE_PATH_GATHER = 3, /* one kernel of few thread blocks, a warp a block, that reads or writes pinned memory itself. H2D and D2D; D2H too, but at link rate it slows all else */
-    SIDE_PATH_PACK = 4, /* D2H: one persistent kernel packs on the device, the copy engine sends chunks. Blocks whose host sides lie together leave as one copy */
+    SIDE_PATH_AUTO = 0,  /* what the machine profile says is best; BATCH without one */
+    SIDE_PATH_LOOP = 1,  /* one copy call a block */
+    SIDE_PATH_BATCH = 2, /* one driver call for many blocks, where the driver has it; else LOOP */
+    SIDE_PATH_GATHER = 3, /* one kernel of few thread blocks that reads or writes pinned memory itself. D2H at link rate slows all else down */
+    SIDE_PATH_PACK = 4, /* D2H: one kernel packs on the device, the copy engine sends. Blocks whose host sides lie one behind another leave as one copy */
     SIDE_PATH_COUNT
 } side_path;
 SIDE_API const char *side_path_name(side_path path); /* "loop" */
-/* side_copy_batch by a path of choice. GATHER: host sides must be pinned (SIDE_INVALID names the block that is not); SIDE_UNSUPPORTED where the device has no
- * kernels, or cannot do this path for this kind, or the stream is captured. AUTO takes another path then. `pieces` may be reused after; the memory may not before the copies are done. */
+/* side_copy_batch by a path of choice; pieces without bytes are skipped. GATHER and PACK: host sides must be pinned (SIDE_INVALID names the piece that is
+ * not); SIDE_UNSUPPORTED where the device has no kernels, or cannot go this way in this direction, or the stream is captured or the legacy one. AUTO takes
+ * another path then. `pieces` may be reused after; the memory may not before the copies are done. */
 SIDE_API side_status side_copy_blocks(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
                                       side_path path);
 /* Fills device memory with a byte. */

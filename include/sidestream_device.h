@@ -67,7 +67,10 @@ struct side_device_ops {
     side_status (*event_elapsed)(dev_event *begin, dev_event *end, double *ns);
 
     side_status (*copy)(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes);
-    side_status (*copy_batch)(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count);
+    /* `path`: LOOP to PACK, never AUTO. Pieces may be empty. SIDE_UNSUPPORTED: not this way on this device or stream; SIDE_INVALID: not with this memory
+     * (GATHER and PACK want it pinned). Nothing is queued after either, so that core may take another path. The array is the caller's again on return. */
+    side_status (*copy_blocks)(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                               side_path path);
     side_status (*set)(dev_stream *stream, void *dst, int value, size_t bytes);
     side_status (*op)(dev_stream *stream,
                       const side_op *op); /* sizes are checked; SIDE_UNSUPPORTED where there is no kernel */

@@ -318,17 +318,59 @@ side_status side_copy_async(side_stream *stream, side_copy_kind kind, void *dst,
     return stream->device->ops->copy(stream->handle, kind, dst, src, bytes);
 }
 
-side_status side_copy_batch(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count)
+const char *side_path_name(side_path path)
 {
-    side_status s = stream_check(stream, "side_copy_batch");
+    static const char *const names[SIDE_PATH_COUNT] = {
+        [SIDE_PATH_AUTO] = "auto",     [SIDE_PATH_LOOP] = "loop", [SIDE_PATH_BATCH] = "batch",
+        [SIDE_PATH_GATHER] = "gather", [SIDE_PATH_PACK] = "pack",
+    };
+    return (unsigned)path < SIDE_PATH_COUNT ? names[path] : "unknown path";
+}
+
+/* *bytes: of all pieces. Empty ones are allowed where the call skips them. */
+static side_status pieces_check(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                                bool empty, size_t *bytes, const char *where)
+{
+    side_status s = stream_check(stream, where);
+
+    *bytes = 0;
     if (s != SIDE_OK || count == 0)
         return s;
     if (pieces == NULL || (unsigned)kind > SIDE_COPY_D2D)
-        return error_set(SIDE_INVALID, "side_copy_batch", pieces == NULL ? "pieces is NULL" : "unknown kind");
-    for (size_t i = 0; i < count; i++)
+        return error_set(SIDE_INVALID, where, pieces == NULL ? "pieces is NULL" : "unknown kind");
+    for (size_t i = 0; i < count; i++) {
+        if (pieces[i].bytes == 0 && empty)
+            continue;
         if (pieces[i].dst == NULL || pieces[i].src == NULL || pieces[i].bytes == 0)
-            return error_set(SIDE_INVALID, "side_copy_batch", "piece %zu has no dst, no src or no bytes", i);
-    return stream->device->ops->copy_batch(stream->handle, kind, pieces, count);
+            return error_set(SIDE_INVALID, where, "piece %zu has no dst, no src or no bytes", i);
+        *bytes += pieces[i].bytes;
+    }
+    return SIDE_OK;
+}
+
+side_status side_copy_batch(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count)
+{
+    size_t bytes;
+    side_status s = pieces_check(stream, kind, pieces, count, false, &bytes, "side_copy_batch");
+
+    if (s != SIDE_OK || count == 0)
+        return s;
+    return stream->device->ops->copy_blocks(stream->handle, kind, pieces, count, SIDE_PATH_BATCH);
+}
+
+side_status side_copy_blocks(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                             side_path path)
+{
+    size_t bytes;
+    side_status s = pieces_check(stream, kind, pieces, count, true, &bytes, "side_copy_blocks");
+
+    if (s == SIDE_OK && (unsigned)path >= SIDE_PATH_COUNT)
+        return error_set(SIDE_INVALID, "side_copy_blocks", "unknown path %d", (int)path);
+    if (s != SIDE_OK || bytes == 0)
+        return s;
+    if (path == SIDE_PATH_AUTO)
+        path = SIDE_PATH_BATCH;
+    return stream->device->ops->copy_blocks(stream->handle, kind, pieces, count, path);
 }
 
 side_status side_memset_async(side_stream *stream, void *dst, int value, size_t bytes)

@@ -363,7 +363,7 @@ static void check_batch(dev_stream *s, size_t batched, size_t singles)
         memcpy(expected + i * PIECE, from + (PIECES - 1 - i) * PIECE, bytes);
     }
     fake.batches = fake.batched = fake.singles = 0;
-    T_OK(D.copy_batch(s, SIDE_COPY_H2D, pieces, PIECES));
+    T_OK(D.copy_blocks(s, SIDE_COPY_H2D, pieces, PIECES, SIDE_PATH_BATCH));
     assert_memory_equal(to, expected, sizeof(to));
     assert_int_equal(fake.batched, batched);
     assert_int_equal(fake.singles, singles);
@@ -386,20 +386,20 @@ T_TEST(copy_batches)
     fake.capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     check_batch(s, 0, full);
     fake.capturing = 0;
-    T_OK(D.copy_batch(s, SIDE_COPY_D2H, NULL, 0));
+    T_OK(D.copy_blocks(s, SIDE_COPY_D2H, NULL, 0, SIDE_PATH_BATCH));
     side_piece one = {to, from, 4};
     fake.batches = 0;
-    T_OK(D.copy_batch(s, SIDE_COPY_D2D, &one, 1));
+    T_OK(D.copy_blocks(s, SIDE_COPY_D2D, &one, 1, SIDE_PATH_BATCH));
     assert_int_equal(fake.batches, 0);
     /* refused in the middle: the rest one by one, and no batch from then on */
     side_piece two[2] = {{to, from, 4}, {to + 4, from + 4, 4}};
     fake.fail_name = "cuMemcpyBatchAsync";
     fake.code = CUDA_ERROR_NOT_PERMITTED;
-    T_STATUS(D.copy_batch(s, SIDE_COPY_H2D, two, 2), SIDE_DEVICE_ERROR);
+    T_STATUS(D.copy_blocks(s, SIDE_COPY_H2D, two, 2, SIDE_PATH_BATCH), SIDE_DEVICE_ERROR);
     fake.code = CUDA_ERROR_INVALID_VALUE; /* perhaps a piece in two registrations: one by one, this time */
-    T_OK(D.copy_batch(s, SIDE_COPY_H2D, two, 2));
+    T_OK(D.copy_blocks(s, SIDE_COPY_H2D, two, 2, SIDE_PATH_BATCH));
     fake.code = CUDA_ERROR_NOT_SUPPORTED;
-    T_OK(D.copy_batch(s, SIDE_COPY_H2D, two, 2));
+    T_OK(D.copy_blocks(s, SIDE_COPY_H2D, two, 2, SIDE_PATH_BATCH));
     fake.fail_name = NULL;
     check_batch(s, 0, full);
     D.stream_destroy(s);
@@ -763,7 +763,7 @@ static side_status use_streams(dev_context *c, void *data)
     if (status == SIDE_OK)
         status = D.copy(s, SIDE_COPY_H2D, data, numbers[0], 64);
     if (status == SIDE_OK)
-        status = D.copy_batch(s, SIDE_COPY_H2D, pieces, 2);
+        status = D.copy_blocks(s, SIDE_COPY_H2D, pieces, 2, SIDE_PATH_BATCH);
     if (status == SIDE_OK)
         status = D.set(s, data, 1, 64);
     if (status == SIDE_OK)

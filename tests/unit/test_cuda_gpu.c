@@ -225,8 +225,8 @@ T_TEST(batches)
             in[i] = (side_piece){(char *)device + i * MOST, host + i * MOST, n};
             out[COUNT - 1 - i] = (side_piece){back + i * MOST, (char *)device + i * MOST, n};
         }
-        T_OK(D.copy_batch(s, SIDE_COPY_H2D, in, COUNT));
-        T_OK(D.copy_batch(s, SIDE_COPY_D2H, out, COUNT));
+        T_OK(D.copy_blocks(s, SIDE_COPY_H2D, in, COUNT, SIDE_PATH_BATCH));
+        T_OK(D.copy_blocks(s, SIDE_COPY_D2H, out, COUNT, SIDE_PATH_BATCH));
         wait_for(c, s);
         for (size_t i = 0; i < COUNT; i++)
             assert_memory_equal(host + i * MOST, back + i * MOST, in[i].bytes);
@@ -519,7 +519,7 @@ T_TEST(graph_capture)
     assert_int_equal(pthread_create(&thread, NULL, work_relaxed, c), 0);
     pthread_join(thread, NULL);
     side_piece pieces[2] = {{data, (char *)data + 8192, 4096}, {(char *)data + 4096, (char *)data + 16384, 4096}};
-    T_OK(D.copy_batch(s, SIDE_COPY_D2D, pieces, 2));
+    T_OK(D.copy_blocks(s, SIDE_COPY_D2D, pieces, 2, SIDE_PATH_BATCH));
     if (cu_cublas(c->props.driver_version, &blas) == SIDE_OK) {
         op.id = SIDE_OP_MATMUL; /* the first: makes the handle and a workspace while capturing */
         T_OK(D.op(s, &op));

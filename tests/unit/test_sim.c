@@ -208,13 +208,74 @@ T_TEST(batches_cost_one_latency_and_a_bit_a_piece)
     memset(host, 'a', 100);
     memset(host + 100, 'b', 100);
     memset(host + 200, 'c', 100);
-    T_OK(D.copy_batch(s, SIDE_COPY_H2D, pieces, 3));
+    T_OK(D.copy_blocks(s, SIDE_COPY_H2D, pieces, 3, SIDE_PATH_BATCH));
     memset(pieces, 0, sizeof(pieces)); /* the array may be reused */
     sync_stream(c, s);
     assert_int_equal(D.now(c), 1000 + 20 + 300);
     assert_int_equal(device[0], 'c');
     assert_int_equal(device[199], 'a');
     assert_int_equal(device[299], 'b');
+    D.stream_destroy(s);
+    close_sim(c);
+}
+
+/* What each path of three pieces costs: 100, 5000 and 100 bytes, the last two of which lie one behind another. */
+T_TEST(each_path_has_its_price)
+{
+    static const struct {
+        side_copy_kind kind;
+        side_path path;
+        uint64_t ns;
+    } prices[] = {{SIDE_COPY_H2D, SIDE_PATH_LOOP, 3 * 1000 + 5200},
+                  {SIDE_COPY_H2D, SIDE_PATH_BATCH, 1000 + 2 * 10 + 5200},
+                  {SIDE_COPY_H2D, SIDE_PATH_GATHER, 7 + 5592}, /* 5200 / 0.93 */
+                  {SIDE_COPY_D2H, SIDE_PATH_GATHER, 7 + 5592},
+                  {SIDE_COPY_D2H, SIDE_PATH_PACK, 7 + 1000 + 5592 + 10}, /* two runs */
+                  {SIDE_COPY_D2D, SIDE_PATH_LOOP, 3 * 7 + 2 * 2},        /* 4800 GB/s, read and written */
+                  {SIDE_COPY_D2D, SIDE_PATH_GATHER, 7 + 4 * 16}};        /* four tiles */
+    dev_context *c = open_sim("h2d_gbps=1,d2h_gbps=1,copy_latency_ns=1000,piece_ns=10,launch_ns=7,query_ns=1");
+    dev_stream *s = make_stream(c);
+    char *host = host_memory(c, 6000), *device = device_memory(c, 12000);
+
+    for (size_t i = 0; i < sizeof(prices) / sizeof(prices[0]); i++) {
+        char *to = prices[i].kind == SIDE_COPY_D2H ? host : device;
+        const char *from = prices[i].kind == SIDE_COPY_H2D ? host : device + 6000;
+        const side_piece pieces[3] = {{to, from, 100}, {to + 200, from + 200, 5000}, {to + 5200, from + 5200, 100}};
+        const uint64_t at = D.now(c);
+        T_OK(D.copy_blocks(s, prices[i].kind, pieces, 3, prices[i].path));
+        sync_stream(c, s);
+        if (D.now(c) - at != prices[i].ns)
+            T_FAIL("%s, kind %d: %llu ns, not %llu", side_path_name(prices[i].path), (int)prices[i].kind,
+                   (unsigned long long)(D.now(c) - at), (unsigned long long)prices[i].ns);
+    }
+    D.stream_destroy(s);
+    close_sim(c);
+}
+
+/* Small blocks: what a gather is for. */
+T_TEST(a_gather_runs_near_the_link_s_rate)
+{
+    enum { COUNT = 4096, BLOCK = 4096 };
+    dev_context *c = open_sim("h200");
+    dev_stream *s = make_stream(c);
+    char *host = host_memory(c, COUNT * BLOCK), *device = device_memory(c, COUNT * BLOCK);
+    static side_piece in[COUNT], out[COUNT];
+    double gbps[SIDE_PATH_COUNT][2];
+
+    for (size_t i = 0; i < COUNT; i++) {
+        in[i] = (side_piece){device + i * BLOCK, host + (COUNT - 1 - i) * BLOCK, BLOCK};
+        out[i] = (side_piece){host + i * BLOCK, device + (COUNT - 1 - i) * BLOCK, BLOCK};
+    }
+    for (int path = SIDE_PATH_LOOP; path < SIDE_PATH_COUNT; path++)
+        for (int back = path == SIDE_PATH_PACK ? 1 : 0; back < 2; back++) {
+            const uint64_t at = D.now(c);
+            T_OK(D.copy_blocks(s, back ? SIDE_COPY_D2H : SIDE_COPY_H2D, back ? out : in, COUNT, (side_path)path));
+            sync_stream(c, s);
+            gbps[path][back] = (double)COUNT * BLOCK / (double)(D.now(c) - at);
+        }
+    assert_true(gbps[SIDE_PATH_LOOP][0] < 1 && gbps[SIDE_PATH_BATCH][0] < 10);
+    assert_true(gbps[SIDE_PATH_GATHER][0] > 48 && gbps[SIDE_PATH_GATHER][0] < 55.3);
+    assert_true(gbps[SIDE_PATH_PACK][1] > 48 && gbps[SIDE_PATH_PACK][1] < 55.3);
     D.stream_destroy(s);
     close_sim(c);
 }
@@ -599,6 +660,7 @@ T_TEST(lazy_times_equal_a_plain_model)
 }
 
 T_MAIN(T(makespans_are_exact), T(one_copy_engine_shares_the_lane), T(textbook_order_is_serial_and_reordered_overlaps),
-       T(costs_come_from_the_profile), T(batches_cost_one_latency_and_a_bit_a_piece),
-       T(pageable_copies_are_synchronous), T(an_engine_takes_the_first_ready), T(host_functions_hold_the_stream_alone),
-       T(events_are_cuda_s), T(polling_ends), T(each_thread_and_context_has_a_clock), T(lazy_times_equal_a_plain_model))
+       T(costs_come_from_the_profile), T(batches_cost_one_latency_and_a_bit_a_piece), T(each_path_has_its_price),
+       T(a_gather_runs_near_the_link_s_rate), T(pageable_copies_are_synchronous), T(an_engine_takes_the_first_ready),
+       T(host_functions_hold_the_stream_alone), T(events_are_cuda_s), T(polling_ends),
+       T(each_thread_and_context_has_a_clock), T(lazy_times_equal_a_plain_model))

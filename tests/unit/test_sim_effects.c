@@ -274,7 +274,7 @@ T_TEST(pieces_run_in_any_order)
         side_piece same[3] = {{device, host, 1}, {device, host + 1, 1}, {device, host + 2, 1}}; /* the caller's bug */
         for (unsigned char i = 0; i < 3; i++)
             host[i] = i;
-        T_OK(D.copy_batch(s, SIDE_COPY_H2D, same, 3));
+        T_OK(D.copy_blocks(s, SIDE_COPY_H2D, same, 3, SIDE_PATH_BATCH));
         sync_stream(c, s);
         seen |= 1u << device[0];
         D.stream_destroy(s);

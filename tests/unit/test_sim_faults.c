@@ -228,7 +228,7 @@ T_TEST(what_a_copy_touches_must_be_of_its_kind)
     T_STATUS(D.copy(s, SIDE_COPY_H2D, device, host, 65), SIDE_INVALID);
     T_STATUS(D.copy(s, SIDE_COPY_D2H, host, host, 8), SIDE_INVALID);
     T_STATUS(D.copy(s, SIDE_COPY_D2D, device, host, 8), SIDE_INVALID);
-    T_STATUS(D.copy_batch(s, SIDE_COPY_H2D, bad, 2), SIDE_INVALID);
+    T_STATUS(D.copy_blocks(s, SIDE_COPY_H2D, bad, 2, SIDE_PATH_BATCH), SIDE_INVALID);
     assert_non_null(strstr(side_last_error()->message, "piece 1"));
     T_STATUS(D.set(s, device + 60, 0, 8), SIDE_INVALID);
     op.id = SIDE_OP_AFFINE;
@@ -240,7 +240,7 @@ T_TEST(what_a_copy_touches_must_be_of_its_kind)
     op.out = device;
     T_STATUS(D.op(s, &op), SIDE_INVALID);
     T_OK(D.copy(s, SIDE_COPY_H2D, device, host, 0));
-    T_OK(D.copy_batch(s, SIDE_COPY_H2D, bad, 0));
+    T_OK(D.copy_blocks(s, SIDE_COPY_H2D, bad, 0, SIDE_PATH_BATCH));
     T_OK(D.copy(s, SIDE_COPY_D2D, device, device + 32, 32));
     sync_stream(c, s);
     D.stream_destroy(s);
@@ -354,7 +354,10 @@ static side_status scenario(dev_context *c)
     st = st != SIDE_OK ? st : D.event_record(e, s);
     st = st != SIDE_OK ? st : D.copy(s, SIDE_COPY_H2D, device, host, 64);
     piece = (side_piece){device, host, 64};
-    st = st != SIDE_OK ? st : D.copy_batch(s, SIDE_COPY_H2D, &piece, 1);
+    for (int path = SIDE_PATH_LOOP; path <= SIDE_PATH_GATHER; path++)
+        st = st != SIDE_OK ? st : D.copy_blocks(s, SIDE_COPY_H2D, &piece, 1, (side_path)path);
+    piece = (side_piece){host, device, 64};
+    st = st != SIDE_OK ? st : D.copy_blocks(s, SIDE_COPY_D2H, &piece, 1, SIDE_PATH_PACK);
     st = st != SIDE_OK ? st : D.set(s, device, 0, 64);
     st = st != SIDE_OK ? st : D.op(s, &op);
     st = st != SIDE_OK ? st : D.host_fn(s, bump, &calls, 0);
@@ -396,7 +399,7 @@ T_TEST(each_call_can_fail)
         close_sim(c);
         assert_int_equal(mem_live(), 0);
     }
-    assert_int_equal(n, 19);
+    assert_int_equal(n, 22);
 }
 
 T_TEST(each_allocation_can_fail)
@@ -600,6 +603,28 @@ T_TEST(pinning_can_be_refused)
     munmap(map, page);
 }
 
+/* Without kernels, and into a graph, there are the driver's own copies alone. */
+T_TEST(paths_can_be_missing)
+{
+    for (int how = 0; how < 3; how++) {
+        dev_context *c = open_sim(how == 0 ? "kernels=0" : "");
+        dev_stream *s = make_stream(c);
+        char *device = device_memory(c, 64), *host = host_memory(c, 64);
+        const side_piece in = {device, host, 64}, out = {host, device, 64};
+        const side_status status = how < 2 ? SIDE_UNSUPPORTED : SIDE_OK;
+
+        sim_capture(s, how == 1);
+        T_OK(D.copy_blocks(s, SIDE_COPY_H2D, &in, 1, SIDE_PATH_LOOP));
+        T_OK(D.copy_blocks(s, SIDE_COPY_H2D, &in, 1, SIDE_PATH_BATCH));
+        T_STATUS(D.copy_blocks(s, SIDE_COPY_H2D, &in, 1, SIDE_PATH_GATHER), status);
+        T_STATUS(D.copy_blocks(s, SIDE_COPY_D2H, &out, 1, SIDE_PATH_PACK), status);
+        T_STATUS(D.copy_blocks(s, SIDE_COPY_H2D, &in, 1, SIDE_PATH_PACK), SIDE_UNSUPPORTED);
+        sync_stream(c, s);
+        D.stream_destroy(s);
+        close_sim(c);
+    }
+}
+
 T_TEST(kernels_can_be_missing)
 {
     dev_context *c = open_sim("kernels=0");
@@ -623,4 +648,5 @@ T_MAIN(T(specs_that_do_not_parse_say_where), T(specs_reopen_the_device), T(profi
        T(freeing_under_queued_work_shows), T(what_a_copy_touches_must_be_of_its_kind), T(registering), T(many_ranges),
        T(each_call_can_fail), T(each_allocation_can_fail), T(the_nth_call_fails_as_the_spec_says),
        T(a_lost_device_stays_lost), T(the_lock_is_free_while_a_host_function_runs),
-       T(a_hung_operation_hangs_nothing_else), T(pinning_can_be_refused), T(kernels_can_be_missing))
+       T(a_hung_operation_hangs_nothing_else), T(pinning_can_be_refused), T(paths_can_be_missing),
+       T(kernels_can_be_missing))

@@ -125,15 +125,14 @@ static CUresult batch_some(dev_stream *stream, side_copy_kind kind, const side_p
     return stream->context->cu->cuMemcpyBatchAsync(dst, src, bytes, n, &attributes, &first, 1, &failed, stream->handle);
 }
 
-side_status cuda_copy_batch(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count)
+side_status cuda_copy_queue(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                            side_path path)
 {
     dev_context *context = stream->context;
-    side_status status = cuda_enter(context);
+    side_status status = SIDE_OK;
     size_t done = 0, used = 0;
 
-    if (status != SIDE_OK)
-        return status;
-    if (count > 1 && can_batch(stream))
+    if (path == SIDE_PATH_BATCH && count > 1 && can_batch(stream))
         while (done < count && status == SIDE_OK) {
             CUresult r = batch_some(stream, kind, pieces + done, count - done, &used);
             if (r == CUDA_ERROR_NOT_SUPPORTED) {
@@ -150,7 +149,6 @@ side_status cuda_copy_batch(dev_stream *stream, side_copy_kind kind, const side_
         }
     for (; done < count && status == SIDE_OK; done++)
         status = copy_one(stream, kind, pieces[done].dst, pieces[done].src, pieces[done].bytes);
-    cuda_leave(context);
     return status;
 }
 

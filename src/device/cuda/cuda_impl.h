@@ -111,6 +111,12 @@ void blas_finish(dev_context *context);                         /* entered */
 void blas_stream_finish(dev_stream *stream);                    /* entered; keeps its workspace for another stream */
 side_status blas_matmul(dev_stream *stream, const side_op *op); /* entered */
 
+/* ---- cuda_copy.c */
+
+/* Paths LOOP and BATCH. Entered. */
+side_status cuda_copy_queue(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                            side_path path);
+
 /* ---- cuda_link.c */
 
 side_status cuda_link(dev_context *context, side_link *link);
@@ -144,7 +150,8 @@ side_status cuda_event_wait(dev_event *event, uint64_t timeout_ns);
 side_status cuda_event_elapsed(dev_event *begin, dev_event *end, double *ns);
 
 side_status cuda_copy(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes);
-side_status cuda_copy_batch(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count);
+side_status cuda_copy_blocks(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                             side_path path);
 side_status cuda_set(dev_stream *stream, void *dst, int value, size_t bytes);
 side_status cuda_host_fn(dev_stream *stream, side_host_fn *fn, void *user, uint64_t sim_ns);
 

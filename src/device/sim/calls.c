@@ -14,8 +14,7 @@
 
 /* ---------------------------------------------------------------- waiting */
 
-/* The caller's clock goes to the node's end, and its effects are done. The node is kept alive by a reference of its own: the lock may be dropped. */
-static side_status wait_for(dev_context *c, struct sim_node *node, uint64_t timeout_ns)
+side_status sim_wait_for(dev_context *c, struct sim_node *node, uint64_t timeout_ns)
 {
     uint64_t *clock = sim_clock(c);
 
@@ -38,7 +37,7 @@ static side_status wait_for(dev_context *c, struct sim_node *node, uint64_t time
 /* As a wait of 0 ns. */
 static side_status query(dev_context *c, struct sim_node *node)
 {
-    return node == NULL ? SIDE_OK : wait_for(c, node, 0);
+    return node == NULL ? SIDE_OK : sim_wait_for(c, node, 0);
 }
 
 /* ---------------------------------------------------------------- streams */
@@ -188,7 +187,7 @@ side_status sim_event_wait(dev_event *event, uint64_t timeout_ns)
 
     if (s != SIDE_OK || event->record == NULL)
         return s != SIDE_OK ? s : sim_leave(c, SIDE_OK);
-    return sim_leave(c, wait_for(c, event->record, timeout_ns));
+    return sim_leave(c, sim_wait_for(c, event->record, timeout_ns));
 }
 
 side_status sim_event_elapsed(dev_event *begin, dev_event *end, double *ns)
@@ -210,135 +209,6 @@ side_status sim_event_elapsed(dev_event *begin, dev_event *end, double *ns)
 }
 
 /* ---------------------------------------------------------------- operations */
-
-static enum sim_engine engine_for(const dev_context *c, side_copy_kind kind)
-{
-    if (kind == SIDE_COPY_D2D)
-        return SIM_COMPUTE;
-    return kind == SIDE_COPY_D2H && c->config.copy_engines == 2 ? SIM_COPY_1 : SIM_COPY_0;
-}
-
-/* Which side lies where. *pageable is set where the host side is not pinned. */
-static side_status check_piece(const dev_context *c, side_copy_kind kind, const side_piece *p, size_t index,
-                               bool *pageable)
-{
-    static const char where[] = "sim.copy";
-
-    if (p->bytes == 0)
-        return SIDE_OK;
-    if (kind != SIDE_COPY_D2H && !sim_is_device(c, p->dst, p->bytes))
-        return error_set(SIDE_INVALID, where, "piece %zu: destination %p + %zu bytes is not device memory", index,
-                         p->dst, p->bytes);
-    if (kind != SIDE_COPY_H2D && !sim_is_device(c, p->src, p->bytes))
-        return error_set(SIDE_INVALID, where, "piece %zu: source %p + %zu bytes is not device memory", index, p->src,
-                         p->bytes);
-    if (kind == SIDE_COPY_D2D)
-        return SIDE_OK;
-    const void *host = kind == SIDE_COPY_H2D ? p->src : p->dst;
-    if (sim_memory_kind(c, host) == SIDE_MEMORY_DEVICE)
-        return error_set(SIDE_INVALID, where, "piece %zu: host side %p is device memory", index, host);
-    if (kind == SIDE_COPY_D2H && sim_is_read_only(c, host))
-        return error_set(SIDE_INVALID, where, "piece %zu: destination %p was registered read-only", index, host);
-    *pageable = !sim_is_pinned(c, host, p->bytes);
-    return SIDE_OK;
-}
-
-static uint64_t copy_cost(const dev_context *c, side_copy_kind kind, size_t bytes, bool pageable)
-{
-    const struct sim_config *f = &c->config;
-
-    if (kind == SIDE_COPY_D2D) /* read and written */
-        return sim_add(sim_cost(bytes, f->memory_rate), sim_cost(bytes, f->memory_rate));
-    uint64_t link = kind == SIDE_COPY_H2D ? f->h2d_rate : f->d2h_rate;
-    return sim_cost(bytes, pageable && f->pageable_rate < link ? f->pageable_rate : link);
-}
-
-/* Queues; copies that touch pageable memory are over on return, as the driver stages them through its own buffer. */
-static side_status submit_copy(dev_stream *stream, struct sim_node *node, bool pageable)
-{
-    dev_context *c = stream->context;
-
-    if (!pageable) {
-        sim_submit(stream, node, NULL);
-        return SIDE_OK;
-    }
-    node->refs++;
-    sim_submit(stream, node, NULL);
-    side_status s = wait_for(c, node, UINT64_MAX);
-    sim_unref(node);
-    return s == SIDE_AGAIN ? SIDE_OK : s; /* hung: a driver would not return at all */
-}
-
-side_status sim_copy(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes)
-{
-    dev_context *c = stream->context;
-    side_piece piece = {dst, src, bytes};
-    bool pageable = false;
-    side_status s = sim_enter(c, "sim.copy");
-
-    if (s != SIDE_OK)
-        return s;
-    s = check_piece(c, kind, &piece, 0, &pageable);
-    if (s != SIDE_OK)
-        return sim_leave(c, s);
-    struct sim_node *node = sim_node_make(c, SIM_COPY, engine_for(c, kind));
-    if (node == NULL)
-        return sim_leave(c, SIDE_NO_MEMORY);
-    node->move.dst = dst;
-    node->move.src = src;
-    node->move.bytes = bytes;
-    node->cost_ns = sim_add(kind == SIDE_COPY_D2D ? c->config.launch_ns : c->config.copy_latency_ns,
-                            copy_cost(c, kind, bytes, pageable));
-    return sim_leave(c, submit_copy(stream, node, pageable));
-}
-
-static side_status price_pieces(const dev_context *c, side_copy_kind kind, const side_piece *pieces, size_t count,
-                                uint64_t *cost, bool *pageable)
-{
-    size_t pinned_bytes = 0, pageable_bytes = 0;
-
-    for (size_t i = 0; i < count; i++) {
-        bool slow = false;
-        side_status s = check_piece(c, kind, &pieces[i], i, &slow);
-        if (s != SIDE_OK)
-            return s;
-        *(slow ? &pageable_bytes : &pinned_bytes) += pieces[i].bytes;
-        *pageable = *pageable || slow;
-    }
-    *cost = kind == SIDE_COPY_D2D ? c->config.launch_ns : c->config.copy_latency_ns;
-    if (count > 1)
-        *cost = sim_add(*cost, (count - 1) * c->config.piece_ns);
-    *cost = sim_add(*cost, copy_cost(c, kind, pinned_bytes, false));
-    if (pageable_bytes > 0)
-        *cost = sim_add(*cost, copy_cost(c, kind, pageable_bytes, true));
-    return SIDE_OK;
-}
-
-side_status sim_copy_batch(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count)
-{
-    dev_context *c = stream->context;
-    uint64_t cost = 0;
-    bool pageable = false;
-    side_status s = sim_enter(c, "sim.copy_batch");
-
-    if (s != SIDE_OK || count == 0)
-        return s != SIDE_OK ? s : sim_leave(c, SIDE_OK);
-    s = price_pieces(c, kind, pieces, count, &cost, &pageable);
-    if (s != SIDE_OK)
-        return sim_leave(c, s);
-    struct sim_node *node = sim_node_make(c, SIM_PIECES, engine_for(c, kind));
-    if (node == NULL)
-        return sim_leave(c, SIDE_NO_MEMORY);
-    node->cost_ns = cost;
-    node->move.pieces = mem_zalloc(count, sizeof(*pieces));
-    if (node->move.pieces == NULL) {
-        sim_node_discard(node);
-        return sim_leave(c, SIDE_NO_MEMORY);
-    }
-    memcpy(node->move.pieces, pieces, count * sizeof(*pieces));
-    node->move.bytes = count;
-    return sim_leave(c, submit_copy(stream, node, pageable));
-}
 
 side_status sim_set(dev_stream *stream, void *dst, int value, size_t bytes)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The calls of the op table that queue or wait (calls.c), and how each call begins and ends (sim.c). */
+ * The calls of the op table that queue or wait (calls.c; copies.c), and how each call begins and ends (sim.c). */
 #ifndef DEVICE_SIM_CALLS_H
 #define DEVICE_SIM_CALLS_H
 
@@ -27,7 +27,8 @@ side_status sim_event_wait(dev_event *event, uint64_t timeout_ns);
 side_status sim_event_elapsed(dev_event *begin, dev_event *end, double *ns);
 
 side_status sim_copy(dev_stream *stream, side_copy_kind kind, void *dst, const void *src, size_t bytes);
-side_status sim_copy_batch(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count);
+side_status sim_copy_blocks(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                            side_path path);
 side_status sim_set(dev_stream *stream, void *dst, int value, size_t bytes);
 side_status sim_op(dev_stream *stream, const side_op *op);
 side_status sim_host_fn(dev_stream *stream, side_host_fn *fn, void *user, uint64_t sim_ns);

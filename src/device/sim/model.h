@@ -186,6 +186,26 @@ void sim_time_place(dev_context *c, const struct sim_node *target, uint64_t limi
 /* Ready to be told: placed, and not after the calling thread's clock. */
 bool sim_time_reached(dev_context *c, const struct sim_node *node);
 
+/* ---- calls.c */
+
+/* The caller's clock goes to the node's end, and its effects are done; SIDE_AGAIN after timeout_ns. The node is kept alive meanwhile: the lock may be dropped. */
+side_status sim_wait_for(dev_context *c, struct sim_node *node, uint64_t timeout_ns);
+
+/* ---- copies.c */
+
+/* What many pieces come to, as far as their cost goes. */
+struct sim_blocks {
+    size_t count, full;           /* all; those with bytes */
+    size_t bytes, pageable_bytes; /* pinned or device memory; pageable */
+    size_t tiles;                 /* of at most 4 KiB */
+    size_t runs;                  /* whose destinations do not go on where the piece before ended */
+    const void *end;              /* of the last destination */
+};
+void sim_blocks_add(struct sim_blocks *blocks, const side_piece *piece, bool pageable);
+/* No lock: the configuration alone decides. */
+bool sim_has_path(const dev_context *c, side_copy_kind kind, side_path path);
+uint64_t sim_blocks_cost(const dev_context *c, side_copy_kind kind, side_path path, const struct sim_blocks *blocks);
+
 /* ---- effects.c */
 
 void sim_effects_open(dev_context *c);
