@@ -283,7 +283,7 @@ void progress_call(void *user, uint64_t items, uint64_t bytes_in, uint64_t bytes
 
 /* ---------------------------------------------------------------- parsing */
 
-/* A file object or descriptor, alone or as (file, offset[, length]). */
+/* A file object, or one or a descriptor as (file, offset[, length]). */
 static int file_parse(struct pipeline_ref *ref, PyObject *file, int *fd, uint64_t *offset, uint64_t *length, bool *whole)
 {
     unsigned long long from = 0, bytes = 0;
@@ -301,6 +301,17 @@ static int file_parse(struct pipeline_ref *ref, PyObject *file, int *fd, uint64_
     return *fd < 0 ? -1 : hold(ref, object);
 }
 
+/* A number alone is no file: more likely a size, or something else in the wrong place. */
+static int refuse_number(PyObject *object, const char *what)
+{
+    if (!PyLong_Check(object))
+        return 0;
+    PyErr_Format(
+        PyExc_TypeError, "%s is %R; a file descriptor is given as (%R, offset%s), an open file as itself, item sizes by name, as item_bytes=",
+        what, object, object, strcmp(what, "source") == 0 ? ", length" : "");
+    return -1;
+}
+
 /* (file, ...) is a file; every other tuple and list is of arrays. */
 static bool is_file(PyObject *object)
 {
@@ -308,7 +319,7 @@ static bool is_file(PyObject *object)
     bool r;
 
     if (!PyTuple_Check(object))
-        return PyLong_Check(object) || PyObject_HasAttrString(object, "fileno");
+        return PyObject_HasAttrString(object, "fileno");
     first = PyTuple_Size(object) > 0 ? PyTuple_GetItem(object, 0) : NULL; /* borrowed */
     r = first != NULL && (PyLong_Check(first) || PyObject_HasAttrString(first, "fileno"));
     return r;
@@ -337,6 +348,8 @@ int source_parse(struct pipeline_ref *ref, PyObject *source, side_source *to, si
     bool whole;
     int fd;
 
+    if (refuse_number(source, "source") != 0)
+        return -1;
     if (is_file(source)) {
         if (file_parse(ref, source, &fd, &offset, &length, &whole) != 0 ||
             (whole && file_length(source, fd, offset, &length) != 0))
@@ -364,6 +377,8 @@ int sink_parse(struct pipeline_ref *ref, PyObject *sink, side_sink *to, size_t *
 
     if (sink == Py_None)
         return 0;
+    if (refuse_number(sink, "sink") != 0)
+        return -1;
     if (is_file(sink)) {
         if (file_parse(ref, sink, &fd, &offset, &length, &whole) != 0)
             return -1;

@@ -181,6 +181,13 @@ static PyObject *event_timing(PyObject *object, void *unused)
     return PyBool_FromLong(((event_object *)object)->timing);
 }
 
+static PyObject *event_repr(PyObject *object)
+{
+    event_object *self = (event_object *)object;
+
+    return PyUnicode_FromFormat("<sidestream.Event of %s%s>", self->device->props.spec, self->timing ? ", timing" : "");
+}
+
 /* clang-format off */
 PyDoc_STRVAR(event_doc,
 "Event(device, timing=False)\n--\n\n"
@@ -210,6 +217,7 @@ static PyType_Slot event_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)event_doc},
     {Py_tp_new, event_new},
     {Py_tp_dealloc, event_dealloc},
+    {Py_tp_repr, event_repr},
     {Py_tp_methods, event_methods},
     {Py_tp_getset, event_getset},
     {Py_tp_members, event_members},

@@ -157,6 +157,14 @@ static int item_set_result_nbytes(PyObject *object, PyObject *value, void *unuse
     return 0;
 }
 
+static PyObject *item_repr(PyObject *object)
+{
+    item_object *self = (item_object *)object;
+
+    return PyUnicode_FromFormat("<sidestream.Item %llu: %zu bytes%s>", (unsigned long long)self->item.number,
+                                self->item.bytes, self->over ? ", done" : "");
+}
+
 /* clang-format off */
 PyDoc_STRVAR(item_doc,
 "One item of a pipeline. data and result (None without results) are device memory that goes back when compute returns, or when the item is done; use them on the stream "
@@ -176,6 +184,7 @@ static PyGetSetDef item_getset[] = {
 static PyType_Slot item_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)item_doc},
     {Py_tp_dealloc, item_dealloc},
+    {Py_tp_repr, item_repr},
     {Py_tp_getset, item_getset},
     {0, NULL},
 };

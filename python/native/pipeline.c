@@ -498,13 +498,21 @@ static PyObject *pipeline_exit(PyObject *object, PyObject *args)
     return r;
 }
 
+static PyObject *pipeline_repr(PyObject *object)
+{
+    struct pipeline_ref *ref = ((pipeline_object *)object)->ref;
+    const char *state = ref->pipeline == NULL || ref->closed ? ", closed" : ref->inside > 0 ? ", at work" : "";
+
+    return PyUnicode_FromFormat("<sidestream.Pipeline on %s%s>", ref->device->props.spec, state);
+}
+
 /* clang-format off */
 PyDoc_STRVAR(pipeline_doc,
 "Pipeline(device, source, compute=None, sink=None, *, item_bytes=0, result_bytes=0, depth=0, window=0, streams=0, compute_streams=None, chunk_bytes=0, "
 "pinned_bytes=0, threads=0, timeout=0.0, log=None, progress=None)\n--\n\n"
 "source -> H2D -> compute -> D2H -> sink, all at the same time, with bounded memory.\n\n"
 "source: a list of arrays (an item may be a list of arrays, which are packed; contiguous; the buffer protocol or DLPack; any host memory, best pinned), a callable "
-"source(number, view) that fills the writable memoryview and returns its bytes, or None for no more; an open binary file, or (file, offset, length).\n"
+"source(number, view) that fills the writable memoryview and returns its bytes, or None for no more; an open binary file, or (file, offset, length), where file may be a descriptor, too.\n"
 "compute: compute(stream, item) queues the item's work on `stream` and returns; called in order on the thread that runs the pipeline. See Item.\n"
 "sink: a list of writable arrays, a callable sink(number, view) that reads the memoryview, an open binary file, or (file, offset). Source and sink callables run on threads of the "
 "library's, in order, one call at a time each; views end with the call.\n"
@@ -536,8 +544,13 @@ static PyMethodDef pipeline_methods[] = {
 /* clang-format on */
 
 static PyType_Slot pipeline_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)pipeline_doc}, {Py_tp_new, pipeline_new},         {Py_tp_dealloc, pipeline_dealloc},
-    {Py_tp_traverse, pipeline_traverse},          {Py_tp_methods, pipeline_methods}, {0, NULL},
+    {Py_tp_doc, (void *)(uintptr_t)pipeline_doc},
+    {Py_tp_new, pipeline_new},
+    {Py_tp_dealloc, pipeline_dealloc},
+    {Py_tp_repr, pipeline_repr},
+    {Py_tp_traverse, pipeline_traverse},
+    {Py_tp_methods, pipeline_methods},
+    {0, NULL},
 };
 
 static PyType_Spec pipeline_type_spec = {

@@ -223,6 +223,11 @@ static PyObject *pool_device(PyObject *object, void *unused)
     return Py_NewRef(((pool_object *)object)->owner);
 }
 
+static PyObject *pool_repr(PyObject *object)
+{
+    return PyUnicode_FromFormat("<sidestream.PinnedPool of %s>", ((pool_object *)object)->ref->device->props.spec);
+}
+
 /* clang-format off */
 PyDoc_STRVAR(pool_doc,
 "PinnedPool(device, *, budget_bytes=0, region_bytes=0, threads=0, huge_pages=True)\n--\n\n"
@@ -252,6 +257,7 @@ static PyType_Slot pool_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)pool_doc},
     {Py_tp_new, pool_new},
     {Py_tp_dealloc, pool_dealloc},
+    {Py_tp_repr, pool_repr},
     {Py_tp_methods, pool_methods},
     {Py_tp_getset, pool_getset},
     {0, NULL},

@@ -227,6 +227,18 @@ static PyObject *slot_generation(PyObject *object, void *unused)
     return PyLong_FromUnsignedLongLong(((slot_object *)object)->slot.generation);
 }
 
+static PyObject *slot_repr(PyObject *object)
+{
+    slot_object *self = (slot_object *)object;
+
+    return PyUnicode_FromFormat("<sidestream.Slot %u: key %llu, %zu bytes, %s>", self->slot.index,
+                                (unsigned long long)self->slot.key, self->slot.bytes,
+                                self->state == WRITING   ? "being written"
+                                : self->state == READING ? "being read"
+                                : self->returned         ? "given back"
+                                                         : "done");
+}
+
 /* clang-format off */
 PyDoc_STRVAR(slot_doc,
 "What Slots.acquire and Slots.take hand out. As a context manager it is published (written) or released (read) at the end of the block, by what was queued on the stream that it "
@@ -263,6 +275,7 @@ static PyGetSetDef slot_getset[] = {
 static PyType_Slot slot_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)slot_doc},
     {Py_tp_dealloc, slot_dealloc},
+    {Py_tp_repr, slot_repr},
     {Py_tp_methods, slot_methods},
     {Py_tp_getset, slot_getset},
     {0, NULL},

@@ -267,6 +267,14 @@ static PyObject *slots_slot_bytes(PyObject *object, void *unused)
     return PyLong_FromSize_t(((slots_object *)object)->slot_bytes);
 }
 
+static PyObject *slots_repr(PyObject *object)
+{
+    slots_object *self = (slots_object *)object;
+
+    return PyUnicode_FromFormat("<sidestream.Slots: %s of %u x %zu bytes, %s memory of %s>", policies[self->policy],
+                                self->count, self->slot_bytes, places[self->ref->kind], self->ref->device->props.spec);
+}
+
 /* clang-format off */
 PyDoc_STRVAR(slots_doc,
 "Slots(device, policy=\"ring\", *, count, slot_bytes, where=\"device\", readers=1, timeout=0.0)\n--\n\n"
@@ -305,6 +313,7 @@ static PyType_Slot slots_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)slots_doc},
     {Py_tp_new, slots_new},
     {Py_tp_dealloc, slots_dealloc},
+    {Py_tp_repr, slots_repr},
     {Py_tp_methods, slots_methods},
     {Py_tp_getset, slots_getset},
     {0, NULL},

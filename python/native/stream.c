@@ -407,6 +407,14 @@ static PyObject *stream_wrapped(PyObject *object, void *unused)
     return PyBool_FromLong(((stream_object *)object)->ref->wrapped);
 }
 
+static PyObject *stream_repr(PyObject *object)
+{
+    struct stream_ref *ref = ((stream_object *)object)->ref;
+
+    return PyUnicode_FromFormat("<sidestream.Stream of %s%s>", ref->device->props.spec,
+                                ref->wrapped ? ", the caller's" : "");
+}
+
 /* clang-format off */
 PyDoc_STRVAR(stream_doc,
 "Stream(device)\n--\n\n"
@@ -461,6 +469,7 @@ static PyType_Slot stream_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)stream_doc},
     {Py_tp_new, stream_new},
     {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},
     {Py_tp_methods, stream_methods},
     {Py_tp_getset, stream_getset},
     {Py_tp_members, stream_members},

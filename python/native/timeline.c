@@ -326,6 +326,11 @@ static PyObject *log_device(PyObject *object, void *unused)
     return Py_NewRef(((log_object *)object)->owner);
 }
 
+static PyObject *log_repr(PyObject *object)
+{
+    return PyUnicode_FromFormat("<sidestream.Log of %s>", ((log_object *)object)->device->props.spec);
+}
+
 /* clang-format off */
 PyDoc_STRVAR(log_doc,
 "Log(device, capacity=0)\n--\n\n"
@@ -360,6 +365,7 @@ static PyType_Slot log_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)log_doc},
     {Py_tp_new, log_new},
     {Py_tp_dealloc, log_dealloc},
+    {Py_tp_repr, log_repr},
     {Py_tp_methods, log_methods},
     {Py_tp_getset, log_getset},
     {0, NULL},

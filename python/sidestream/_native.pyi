@@ -15,7 +15,7 @@ class _File(Protocol):
 
 _Array = BufferProtocol | _DLPack  # contiguous
 _Shape = SupportsIndex | Sequence[SupportsIndex]
-_FileRange = int | _File | tuple[int | _File] | tuple[int | _File, int] | tuple[int | _File, int, int]
+_FileRange = _File | tuple[int | _File] | tuple[int | _File, int] | tuple[int | _File, int, int]
 
 def version() -> str: ...
 def list_devices() -> list[str]: ...

@@ -1,5 +1,6 @@
 """The package imports by itself, quietly, and is the version that the build is."""
 import pathlib
+import pydoc
 import re
 import subprocess
 import sys
@@ -26,3 +27,39 @@ def test_import_is_quiet_and_light() -> None:
 def test_import_starts_no_thread() -> None:
     done = run_python("import os, sidestream; print(len(os.listdir('/proc/self/task')))")
     assert done.stdout == "1\n"
+
+
+def test_objects_say_what_they_are() -> None:
+    d = sidestream.Device("sim")
+    stream, log = sidestream.Stream(d), sidestream.Log(d)
+    slots = sidestream.Slots(d, count=2, slot_bytes=8)
+    slot = slots.acquire(stream)
+    line = sidestream.Pipeline(d, [b"1234"])
+    item = line.next(stream)
+    assert list(map(repr, (stream, stream.record(True), log, d.pool, slots, slot, line, item))) == [
+        "<sidestream.Stream of sim:h200>", "<sidestream.Event of sim:h200, timing>", "<sidestream.Log of sim:h200>",
+        "<sidestream.PinnedPool of sim:h200>", "<sidestream.Slots: ring of 2 x 8 bytes, device memory of sim:h200>",
+        "<sidestream.Slot 0: key 0, 8 bytes, being written>", "<sidestream.Pipeline on sim:h200>", "<sidestream.Item 0: 4 bytes>"]
+    slot.publish()
+    line.done(item, stream)
+    line.close()
+    d.close()
+    assert list(map(repr, (slot, slots.take(0, stream), item, line))) == [
+        "<sidestream.Slot 0: key 0, 8 bytes, done>", "<sidestream.Slot 0: key 0, 8 bytes, being read>", "<sidestream.Item 0: 4 bytes, done>",
+        "<sidestream.Pipeline on sim:h200, closed>"]
+
+
+def test_every_public_object_has_a_text_of_its_own() -> None:
+    kinds = [kind for kind in map(vars(sidestream).get, sidestream.__all__) if isinstance(kind, type) and not issubclass(kind, Exception)]
+    assert len(kinds) >= 10 and [kind for kind in kinds if kind.__repr__ is object.__repr__] == []
+
+
+def test_help_is_a_page_and_the_classes() -> None:
+    """The head names all that there is: each class, function and exception."""
+    text = pydoc.render_doc(sidestream, renderer=pydoc.plaintext)
+    assert len(text.splitlines()) < 700
+    head = sidestream.__doc__ or ""
+    public = [name for name, what in vars(sidestream).items() if getattr(what, "__module__", "").startswith("sidestream") and name != "annotations"]
+    assert len(head.splitlines()) < 70 and max(map(len, head.splitlines())) <= 145
+    assert len(public) > 35 and [name for name in public if not re.search(rf"\b{name}\b", head)] == []
+    assert text.count("inherited from builtins.BaseException") <= 3

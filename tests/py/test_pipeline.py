@@ -445,6 +445,15 @@ def test_flat() -> None:
     assert counts() == before
 
 
+def test_a_number_alone_is_no_file() -> None:
+    d = device()
+    for bad in (5, 0, True):
+        with pytest.raises(TypeError, match=rf"source is {bad}; a file descriptor is given as \({bad}, offset, length\)"):
+            sidestream.Pipeline(d, bad, item_bytes=8)
+        with pytest.raises(TypeError, match=rf"sink is {bad}; a file descriptor is given as \({bad}, offset\)"):
+            sidestream.Pipeline(d, [b"1"], lambda s, i: None, bad, result_bytes=8)
+
+
 # ---------------------------------------------------------------- Ctrl-C, exit
 
 SLOW = """

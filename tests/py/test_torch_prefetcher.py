@@ -551,3 +551,9 @@ def test_a_ctrl_c_while_it_waits_loses_no_batch(fake: Any, monkeypatch: pytest.M
         monkeypatch.setattr(fake, "next", taking)
         got.append(float(next(batches)[0, 0]))
     assert got + [float(batch[0, 0]) for batch in batches] == [0, 1, 3, 4, 5]
+
+
+def test_it_says_what_it_is(feeder: str) -> None:
+    prefetcher = st.Prefetcher(Indexed(3), device="sim", depth=4)
+    assert repr(prefetcher) == "<Prefetcher of Indexed to sim, depth 4, 0 batches handed out>"
+    assert sum(1 for _ in prefetcher) == 3 and repr(prefetcher).endswith(", 3 batches handed out>")

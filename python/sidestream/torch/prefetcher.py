@@ -109,6 +109,10 @@ class Prefetcher(Generic[Batch]):
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
+    def __repr__(self) -> str:
+        return (f"<{type(self).__name__} of {type(self.loader).__name__} to {self._target.name}, depth {self._depth}"
+                f"{', static' if self._static else ''}, {self._batches} batches handed out>")
+
     def __getattr__(self, name: str) -> Any:
         """dataset, sampler, batch_size, set_epoch ...: the loader's."""
         if name.startswith("__") or name in ("loader", "_init"):
