@@ -77,9 +77,6 @@ static int make_rows(struct link *l)
             (unsigned long long)b->args.share);
         return EXIT_MEMORY;
     }
-    if (bytes < wanted)
-        bench_print(b, "\nWithin --share=%llu copies of at most %s fit.\n", (unsigned long long)b->args.share,
-                    bytes_text(bytes < most ? bytes : most, text));
     for (size_t n = SMALL; n <= most && n <= bytes; n *= step) {
         struct row *row = &l->rows[l->row_count++];
         size_t window = bytes < window_bytes ? bytes : window_bytes;
@@ -89,6 +86,9 @@ static int make_rows(struct link *l)
         row->pageable_copies = at_least(row->copies * n > pageable_bytes ? pageable_bytes / n : row->copies, 1);
     }
     l->large_bytes = l->rows[l->row_count - 1].bytes;
+    if (bytes < most)
+        bench_print(b, "\nWithin --share=%llu copies of at most %s fit.\n", (unsigned long long)b->args.share,
+                    bytes_text(l->large_bytes, text));
     status = bench_arena_make(b, bytes, &l->arena);
     if (status == SIDE_OK)
         status = side_event_create(b->device, false, &l->started);
