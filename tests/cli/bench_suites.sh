@@ -1,0 +1,110 @@
+# bench pin, stage, blocks, overlap: what they print, what they keep in the profile's figures, sick devices, shares, faults, signals.
+. "$CLI_TESTS/lib.bash"
+
+t pin 0 '*simulated*pin: seconds per GiB*pool, default threads*pool, one thread*no huge pages*allocator*in place, touched*in place, untouched*' '' \
+    bench pin -d sim
+t stage 0 '*simulated*stage: *GB/s*threads*memcpy alone*to the device*default*' '' bench stage -d sim
+t blocks 0 '*simulated*blocks: *H2D*plain copy*loop*batch*gather*D2H*pack*' '' bench blocks -d sim --quick
+
+t pin-json 0 '{*}' '' bench pin -d sim --json
+cat >check_pin.py <<'PY'
+import json
+pin = json.load(open("out"))["suites"]["pin"]
+ways = {row["way"]: row for row in pin["rows"]}
+assert set(ways) == {"pool", "pool-1-thread", "pool-small-pages", "driver", "in-place-touched", "in-place-untouched"}, ways
+for row in ways.values():
+    assert row["pin_s_per_gib"]["median"] > 0 and row["unpin_s_per_gib"]["median"] > 0, row
+assert ways["pool"]["registered"] and not ways["driver"]["registered"], ways
+assert not ways["pool-small-pages"]["huge_pages"], ways
+PY
+py pin-figures check_pin.py
+t pin-refused 0 "*default threads*driver's allocator*in place, touched*refused: *cannot pin*" '' bench pin -d sim:refuse_register=1
+t pin-impossible 4 '*' 'sidestream: pin: *cannot be pinned*' bench pin -d sim:refuse_pinning=1
+
+t stage-json 0 '{*}' '' bench stage -d sim --quick --json
+cat >check_stage.py <<'PY'
+import json
+stage = json.load(open("out"))["suites"]["stage"]
+rows = stage["rows"]
+assert stage["item_bytes"] * stage["items"] > 0 and [row["default"] for row in rows].count(True) == 1 and rows[-1]["default"], rows
+for row in rows:
+    assert row["threads"] >= 1 and row["memcpy_gbps"]["median"] > 0, row
+    # Staging costs no virtual time: the model's link is what is left.
+    assert 0.9 < row["of_link"] <= 1.01, row
+PY
+py stage-figures check_stage.py
+t stage-no-kernels 0 '*stage: *' '' bench stage -d sim:kernels=0
+t stage-share 4 '*' '*more memory than --share leaves*' bench stage -d sim:memory=64M --share=1
+
+t blocks-json 0 '{*}' '' bench blocks -d sim --json
+cp out blocks1
+cat >check_blocks.py <<'PY'
+import json
+whole = json.load(open("out"))
+blocks = whole["suites"]["blocks"]
+assert blocks["product_dim"] > 0 and blocks["product_s"] > 0, blocks
+seen = set()
+rate = {}
+for row in blocks["rows"]:
+    key = row["kind"], row["path"], row["block_bytes"], row["count"]
+    assert key not in seen
+    seen.add(key)
+    rate[key] = row["gbps"]["median"]
+    assert row["beside_gbps"]["median"] > 0 and row["product_s"]["median"] > 0, row
+    assert ("slow_down" in row) == (row["path"] != "plain"), row
+    # The model's engines do not disturb each other.
+    assert abs(row["beside_gbps"]["median"] / row["gbps"]["median"] - 1) < 1e-6, row
+    assert abs(row.get("slow_down", 1) - 1) < 1e-6, row
+assert {key[:2] for key in seen} == {("h2d", p) for p in ("plain", "loop", "batch", "gather")} | {
+    ("d2h", p) for p in ("plain", "loop", "batch", "gather", "pack")}
+assert max(rate.values()) <= whole["link"]["peak_gbps"], rate
+assert min(key[2] for key in seen) == 1024 and max(key[2] for key in seen) == 2 << 20
+memory = whole["memory"]
+assert 0 < memory["host_peak_bytes"] <= memory["host_limit_bytes"] and 0 < memory["device_peak_bytes"] <= memory["device_limit_bytes"]
+PY
+py blocks-figures check_blocks.py
+t blocks-again 0 '{*}' '' bench blocks -d sim --json
+if cmp -s <(grep -v host_limit out) <(grep -v host_limit blocks1); then ok blocks-same-figures; else fail blocks-same-figures "two runs on the software device differ"; fi
+t blocks-no-kernels 0 '*no products beside: *kernels=0*unsupported*gather is not supported: *pack is not supported: *' '' \
+    bench blocks -d sim:kernels=0 --quick
+t blocks-share 4 '*' '*more than the * that --share=1 leaves' bench blocks -d sim:memory=64M --share=1
+t blocks-small-share 0 '*Taken at most: * device memory.' '' bench blocks -d sim:memory=64M --share=50 --quick
+
+# Whatever fails, it is said, and no crash. The last ones are past the end of the run.
+for suite in pin stage blocks; do
+    bad= ended=
+    for fault in fail lose hang; do
+        for n in 1 2 3 5 9 17 33 60 110 200 400 800 1600 1000000; do
+            timeout --kill-after=5 60 "$SIDESTREAM" bench $suite --quick -d sim:$fault=$n >out 2>err </dev/null
+            code=$?
+            case $code in
+            0) ended=$ended$fault ;;
+            1 | 2 | 3 | 4 | 5) [ -s err ] || bad="$bad $fault=$n says nothing" ;;
+            *) bad="$bad $fault=$n exits $code" ;;
+            esac
+        done
+    done
+    if [ -n "$bad" ]; then
+        fail $suite-faults "$bad"
+    elif [[ $ended != *fail*lose*hang* ]]; then
+        fail $suite-faults "no run came to its end: $ended"
+    else
+        ok $suite-faults
+    fi
+done
+
+# Ctrl-C: the samples would take much longer than the wait.
+for suite in pin stage blocks; do
+    "$SIDESTREAM" bench $suite --samples 100 -d sim >out 2>err </dev/null &
+    pid=$!
+    sleep 0.5
+    kill -INT $pid
+    wait $pid
+    code=$?
+    if [ $code -eq 130 ] && grep -q interrupted err; then
+        ok $suite-interrupted
+    else
+        fail $suite-interrupted "exit code $code"
+    fi
+done
+finish
