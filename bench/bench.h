@@ -248,24 +248,4 @@ static inline void random_floats(float *data, size_t count, uint64_t seed)
     }
 }
 
-/* GB/s of `copies` pinned copies to the device, one after the other, over `blocks` blocks by turns; by events on the device. */
-static inline double link_gbps(struct bench *b, side_stream *stream, void *device, void *const *pinned, size_t blocks,
-                               size_t bytes, size_t copies)
-{
-    side_event *begin, *end;
-    double s = 0;
-
-    OK(side_event_create(b->device, true, &begin));
-    OK(side_event_create(b->device, true, &end));
-    OK(side_event_record(begin, stream));
-    for (size_t i = 0; i < copies; i++)
-        OK(side_copy_async(stream, SIDE_COPY_H2D, device, pinned[i % blocks], bytes));
-    OK(side_event_record(end, stream));
-    OK(side_stream_sync(stream, 60));
-    OK(side_event_elapsed(begin, end, &s));
-    side_event_destroy(begin);
-    side_event_destroy(end);
-    return (double)bytes * (double)copies / s * 1e-9;
-}
-
 #endif

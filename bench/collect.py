@@ -3,7 +3,7 @@
 
     collect.py DIR [--commit TEXT] [--date TEXT]
 
-Reads demo-*.json, run-*.json and results.jsonl; prints one row a target and writes table.txt and table.json beside them.
+Reads demo-*.json, run-*.json, bench.json and results.jsonl; prints one row a target and writes table.txt and table.json beside them.
 Exits 1 where a target is missed or a result is wrong.
 """
 import argparse
@@ -93,16 +93,17 @@ def add_run(table: Table, folder: pathlib.Path) -> None:
         table.add(what, limit, text, share >= target if target else None, shares=[run["link_share"] for run in runs])
 
 
-def add_stage(table: Table, result: dict | None) -> None:
-    if result is None:
+def add_stage(table: Table, bench: dict | None) -> None:
+    if bench is None:
         table.add("stage: pageable / pinned link, default threads", ">= 0.93", "not run", False)
         return
-    default = next(row for row in result["rows"] if row["threads"] == 0)
+    stage = bench["suites"]["stage"]
+    default = next(row for row in stage["rows"] if row["default"])
     table.add("stage: pageable / pinned link, default threads", ">= 0.93",
-              f"{default['of_link']:.3f} ({default['gbps']:.1f} of {result['link_gbps']:.1f} GB/s, "
-              f"{default['threads_used']} threads)", default["of_link"] >= 0.93)
-    table.add("stage: by threads", "", ", ".join(f"{row['threads']}: {row['of_link']:.2f}" for row in result["rows"]
-                                                 if row["threads"]), None)
+              f"{default['of_link']:.3f} ({default['path_gbps']['median']:.1f} of {stage['link_gbps']['median']:.1f} GB/s, "
+              f"{default['threads']} threads)", default["of_link"] >= 0.93)
+    table.add("stage: by threads", "", ", ".join(f"{row['threads']}: {row['of_link']:.2f}" for row in stage["rows"]
+                                                 if not row["default"]), None)
 
 
 def add_queue(table: Table, result: dict | None) -> None:
@@ -145,12 +146,16 @@ def add_alloc(table: Table, result: dict | None) -> None:
         table.add(f"alloc: us an item of {size // 1024} KiB", "", text, None)
 
 
-def add_pin(table: Table, result: dict | None) -> None:
-    if result is None:
-        table.add("pin: GiB/s of 4 GiB", ">= 15", "not run", False)
+def add_pin(table: Table, bench: dict | None) -> None:
+    if bench is None:
+        table.add("pin: GiB/s", ">= 15", "not run", False)
         return
-    table.add("pin: GiB/s of 4 GiB", ">= 15", f"{result['pool_gib_s']:.1f}", result["pool_gib_s"] >= 15)
-    table.add("pin: against cuMemHostAlloc", ">= 7", f"{result['ratio']:.1f} ({result['driver_gib_s']:.2f} GiB/s)", result["ratio"] >= 7)
+    pin = bench["suites"]["pin"]
+    rates = {row["way"]: 1 / row["pin_s_per_gib"]["median"] for row in pin["rows"] if "pin_s_per_gib" in row}
+    size = f"pin: GiB/s, {pin['bytes'] >> 20} MiB at a time"
+    table.add(size, ">= 15", f"{rates['pool']:.1f}", rates["pool"] >= 15)
+    table.add("pin: pool / the driver's allocator", ">= 7", f"{rates['pool'] / rates['driver']:.1f} ({rates['driver']:.2f} GiB/s)",
+              rates["pool"] >= 7 * rates["driver"])
 
 
 def main() -> int:
@@ -168,17 +173,18 @@ def main() -> int:
             continue
         last[result["bench"]] = result
 
+    bench = read(options.folder / "bench.json")
     table = Table()
     add_demo(table, options.folder)
     add_run(table, options.folder)
-    add_stage(table, last.get("stage"))
+    add_stage(table, bench)
     add_queue(table, last.get("queue"))
     add_feed(table, last.get("feed"))
-    add_pin(table, last.get("pin"))
+    add_pin(table, bench)
     add_alloc(table, last.get("alloc"))
 
     first = next((result for result in last.values() if "device_name" in result), {})
-    simulated = any(result["simulated"] for result in last.values())
+    simulated = any(result["simulated"] for result in [*last.values(), bench or {"simulated": False}])
     head = (f"{first.get('device_name', '?')}, driver {int(first.get('driver', 0))}, kernels {first.get('kernels', '?')}, "
             f"commit {options.commit or first.get('commit', '?')}, {options.date or first.get('date', '?')}"
             f"{' -- SIMULATED, not measured' if simulated else ''}\n")

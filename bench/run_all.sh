@@ -15,7 +15,7 @@ dir=${BENCH_DIR:-${TMPDIR:-/tmp}}
 program=$build/sidestream
 [ -x "$program" ] || { echo "run_all.sh: no $program" >&2; exit 2; }
 mkdir -p "$out" || exit 1
-rm -f "$out"/demo-*.json "$out"/run-*.json "$out/results.jsonl"
+rm -f "$out"/demo-*.json "$out"/run-*.json "$out/bench.json" "$out/results.jsonl"
 
 bench() { # NAME: its program
     local path
@@ -44,22 +44,17 @@ step() { # NAME MOST-SECONDS COMMAND...
 }
 
 common=(--out "$out/results.jsonl" --device "$device" --commit "$commit" --date "$date")
-demo=() stage=() alloc=() run=()
+demo=() alloc=() run=()
 if [ "${device%%:*}" = sim ]; then
     demo=(--dims "256 512" --items 10)
-    stage=(--total-mib 128 --item-mib 16 --repeats 2)
     alloc=(--items 20 --most-mib 4 --repeats 2)
     run=(--gib 1 --repeats 2)
 fi
 step queue 40 "$(bench queue)" "${common[@]}"
 step feed 30 "$(bench feed)" "${common[@]}"
-step stage 90 "$(bench stage)" "${common[@]}" ${stage[@]+"${stage[@]}"}
+step bench 90 bash -c 'exec "$0" bench pin stage --json --device "$1" >"$2"' "$program" "$device" "$out/bench.json"
 step run 140 "$here/bench_run.sh" --sidestream "$program" --out "$out" --device "$device" --dir "$dir" ${run[@]+"${run[@]}"}
 step alloc 60 "$(bench alloc)" "${common[@]}" ${alloc[@]+"${alloc[@]}"}
-if [ "${device%%:*}" != sim ]; then
-    step pin 40 "$(bench pin)"
-    grep '^{' "$out/pin.log" >>"$out/results.jsonl"
-fi
 step demo 400 "$here/bench_demo.sh" --sidestream "$program" --out "$out" --device "$device" --items 10 \
     --deadline $((total - SECONDS - 40)) ${demo[@]+"${demo[@]}"}
 [ "${device%%:*}" = sim ] || step demo-100 300 "$here/bench_demo.sh" --sidestream "$program" --out "$out" --device "$device" --items 100 \
