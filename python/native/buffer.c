@@ -48,6 +48,8 @@ static int add_dim(PyObject *number, int *ndim, Py_ssize_t shape[MOST_DIMS], siz
 {
     Py_ssize_t n = number == NULL ? -1 : PyNumber_AsSsize_t(number, PyExc_OverflowError);
 
+    if (number != NULL && !PyIndex_Check(number))
+        PyErr_Format(PyExc_TypeError, "shape has %R in it; it takes a whole number, or a sequence of such", number);
     if (n == -1 && PyErr_Occurred())
         return -1;
     if (n < 0 || *ndim == MOST_DIMS || __builtin_mul_overflow(*bytes, (size_t)n, bytes) || *bytes > PY_SSIZE_T_MAX) {

@@ -58,6 +58,8 @@ PyObject *stream_copy(PyObject *object, PyObject *args, PyObject *kwargs)
     if (ref == NULL || !native_parse(args, kwargs, "OO|Onn:copy", names, &to, &from, &count, &dst_offset, &src_offset))
         return NULL;
     if (count != Py_None) {
+        if (!PyIndex_Check(count))
+            return PyErr_Format(PyExc_TypeError, "nbytes is %R; it takes a whole number, or None", count);
         nbytes = PyNumber_AsSsize_t(count, PyExc_OverflowError);
         if (nbytes < 0)
             return PyErr_Occurred() ? NULL

@@ -7,7 +7,6 @@
 #include "native.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -192,16 +191,4 @@ void native_sleep(double seconds)
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
 
     nanosleep(&t, NULL);
-}
-
-int native_parse(PyObject *args, PyObject *kwargs, const char *format, const char *const *names, ...)
-{
-    va_list list;
-    int r;
-
-    va_start(list, names);
-    /* The older headers' parameter lacks the const; nothing is written. */
-    r = PyArg_VaParseTupleAndKeywords(args, kwargs, format, (char **)(uintptr_t)names, list);
-    va_end(list);
-    return r;
 }

@@ -73,7 +73,10 @@ void native_callback_end(void);
 void native_sleep(double seconds);
 /* What every entry point does first: sweeps and drains. Returns -1 with an exception once the interpreter finalises. */
 int native_enter(void);
-/* PyArg_ParseTupleAndKeywords, of constant strings. */
+
+/* ---------------------------------------------------------------- arguments.c */
+
+/* PyArg_ParseTupleAndKeywords, of constant strings and units of one letter (y* too); an argument that it does not take is named. */
 int native_parse(PyObject *args, PyObject *kwargs, const char *format, const char *const *names, ...);
 
 /* ---------------------------------------------------------------- device.c */

@@ -2,6 +2,7 @@
 import pathlib
 import pickle
 import re
+from collections.abc import Callable
 
 import pytest
 import sidestream
@@ -61,6 +62,41 @@ def test_errno() -> None:
     with pytest.raises(sidestream.IOFailed, match="descriptor") as told:
         sidestream.Pipeline(device(), (9999, 0, 100), lambda s, i: None, item_bytes=10).run()
     assert told.value.os_errno == 9
+
+
+# ---------------------------------------------------------------- arguments
+
+D = sidestream.Device("sim")
+S = sidestream.Stream(D)
+B = D.alloc(8)
+
+
+@pytest.mark.parametrize("call,error,said", [
+    (lambda: S.synchronize("30"), TypeError, "timeout is '30'; it takes a number"),
+    (lambda: S.synchronize(timeout=None), TypeError, "timeout is None; it takes a number"),
+    (lambda: S.record().wait("3"), TypeError, "timeout is '3'; it takes a number"),
+    (lambda: S.copy(B, b"12", nbytes="3"), TypeError, "nbytes is '3'; it takes a whole number, or None"),
+    (lambda: S.copy(B, b"12", dst_offset=1.5), TypeError, "dst_offset is 1.5; it takes a whole number"),
+    (lambda: S.affine(B, B, scale="2"), TypeError, "scale is '2'; it takes a number"),
+    (lambda: S.matmul(B, B, B, 3), TypeError, "math is 3; it takes text"),
+    (lambda: sidestream.Device(5), TypeError, "spec is 5; it takes text"),
+    (lambda: sidestream.Stream.wrap(D, "5"), TypeError, "native is '5'; it takes a whole number"),
+    (lambda: D.empty("8"), TypeError, "shape has '8' in it; it takes a whole number"),
+    (lambda: D.empty((2, 1.5)), TypeError, "shape has 1.5 in it; it takes a whole number"),
+    (lambda: B.view(offset="3"), TypeError, "offset is '3'; it takes a whole number"),
+    (lambda: sidestream.Slots(D, count="2", slot_bytes=8), TypeError, "count is '2'; it takes a whole number"),
+    (lambda: sidestream.Slots(D, count=-2, slot_bytes=8), ValueError, "count is -2; it takes 0 and more"),
+    (lambda: sidestream.Slots(D, count=1 << 40, slot_bytes=8), ValueError, "count is 1099511627776; it takes 0 and more, at most 4294967295"),
+    (lambda: sidestream.Slots(D, count=2, slot_bytes=8).take(-1), ValueError, "key is -1; it takes 0 and more"),
+    (lambda: sidestream.Pipeline(D, [b"1"], depth="3"), TypeError, "depth is '3'; it takes a whole number"),
+    (lambda: sidestream.Pipeline(D, [b"1"], timeout="3"), TypeError, "timeout is '3'; it takes a number"),
+    (lambda: sidestream.PinnedPool(D, budget_bytes="2GiB"), TypeError, "budget_bytes is '2GiB'; it takes a whole number"),
+    (lambda: sidestream.bound("1", 2, 3), TypeError, "n is '1'; it takes a whole number"),
+])
+def test_arguments_of_a_wrong_type_are_named(call: Callable[[], object], error: type[Exception], said: str) -> None:
+    with pytest.raises(error) as told:
+        call()
+    assert said in str(told.value)
 
 
 # ---------------------------------------------------------------- Python's words

@@ -128,7 +128,7 @@ def test_files(tmp_path: pathlib.Path) -> None:
 def test_arguments() -> None:
     d = device()
     for wrong, match in (({"source": lambda n, v: None}, "item_bytes"), ({"source": [b"1"], "sink": print}, "result_bytes"),
-                         ({"source": [b"1"], "depth": 65}, "depth"), ({"source": [b"1"], "depth": -1}, "depth, window"),
+                         ({"source": [b"1"], "depth": 65}, "depth"), ({"source": [b"1"], "depth": -1}, "depth is -1"),
                          ({"source": [b"1"], "item_bytes": -1}, "item_bytes"),
                          ({"source": [b"1"], "compute": print, "streams": 17}, "streams"), ({"source": [d.alloc(8)]}, "host memory")):
         with pytest.raises(ValueError, match=match):

@@ -5,11 +5,13 @@ import logging
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import sidestream.torch as st  # noqa: E402
 from sidestream.torch import host, overlap, overlap_transfer_and_compute, to_host  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -308,3 +310,24 @@ def test_on_cuda_captures_are_refused():
     with pytest.raises(RuntimeError, match="to_host: the current stream is being captured"):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             to_host(x)
+
+
+@pytest.mark.parametrize("call,error,said", [
+    (lambda copy: copy.get(timeout="30"), TypeError, "get: timeout is '30'; give seconds, as a number, or None"),
+    (lambda copy: copy.wait(timeout="30"), TypeError, "wait: timeout is '30'; give seconds"),
+    (lambda copy: copy.wait(True), TypeError, "wait: timeout is True; give seconds"),
+    (lambda copy: copy.get(float("nan")), ValueError, "get: timeout is nan; give seconds"),
+    (lambda copy: copy.before_overwrite("s"), TypeError, "before_overwrite: stream is 's'; give a torch.cuda.Stream"),
+    (lambda copy: st.to_host(torch.zeros(1), device=5), TypeError, "to_host: device is 5; leave it out"),
+    (lambda copy: st.to_host(torch.zeros(1), device="gpu"), ValueError, "to_host: device is 'gpu'; leave it out"),
+    (lambda copy: st.pin(torch.zeros(1), device=1.5), TypeError, "pin: device is 1.5; name the one"),
+    (lambda copy: st.pin(torch.zeros(1), device="gpu"), ValueError, "pin: device 'gpu' is no CUDA device; name the one"),
+    (lambda copy: st.used_on(torch.zeros(1), "s"), TypeError, "used_on: stream is 's'; give a torch.cuda.Stream"),
+    (lambda copy: st.overlap_transfer_and_compute(5, None, None, abs), TypeError, "cpu_tensors is 5; give a list of tensors"),
+    (lambda copy: st.overlap_transfer_and_compute([torch.zeros(1)], None, None, abs, device="gpu"), ValueError, "device is 'gpu'; give 'cuda'"),
+    (lambda copy: st.overlap_transfer_and_compute([torch.zeros(1)], None, None, abs, device=3), TypeError, "device is 3; give 'cuda'"),
+])
+def test_arguments_that_are_none_are_named(call: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error) as told:
+        call(st.to_host(torch.zeros(1), device="sim"))
+    assert said in str(told.value)

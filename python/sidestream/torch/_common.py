@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from typing import Any, Callable, TypeVar
 
@@ -39,6 +40,22 @@ def refuse_capture(what: str, index: int) -> None:
         capturing = is_capturing()
     if capturing:
         raise RuntimeError(f"{what}: the current stream is being captured into a CUDA graph; call it outside of the capture")
+
+
+def check_seconds(what: str, timeout: Any) -> None:
+    """TypeError, ValueError: neither a number nor None."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise TypeError(f"{what}: timeout is {timeout!r}; give seconds, as a number, or None to wait for ever")
+    if timeout is not None and math.isnan(timeout):
+        raise ValueError(f"{what}: timeout is {timeout}; give seconds, or None to wait for ever")
+
+
+def native_stream(what: str, stream: Any) -> int:
+    """The CUstream of a torch.cuda.Stream, or the one that a number is."""
+    native = getattr(stream, "cuda_stream", stream)
+    if isinstance(native, bool) or not isinstance(native, int):
+        raise TypeError(f"{what}: stream is {stream!r}; give a torch.cuda.Stream, or a CUstream as an int")
+    return native
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import _native
-from ._common import BYTES, dense, is_plain, open_device, per_process, rebuild, refuse_capture
+from ._common import BYTES, check_seconds, dense, is_plain, native_stream, open_device, per_process, rebuild, refuse_capture
 from .target import from_dlpack, raw_stream
 from .tree import flatten, unflatten
 
@@ -96,8 +96,8 @@ class _Lane:
     def copy(self, held: list[Any], block: _native.HostBuffer, source: torch.Tensor, after: int) -> _native.Event:
         return _native.copy_d2h(self.device, self.stream, after, block, source.data_ptr(), source.numel() * source.element_size())
 
-    def let_wait(self, flight: _Flight, stream: torch.cuda.Stream | None) -> None:
-        raw = raw_stream(self.device.ordinal) if stream is None else stream.cuda_stream
+    def let_wait(self, flight: _Flight, stream: int | None) -> None:
+        raw = raw_stream(self.device.ordinal) if stream is None else stream
         _native.Stream.wrap(self.device, raw).wait(flight.event)
 
     def sweep(self) -> None:
@@ -130,7 +130,7 @@ class _SoftwareLane(_Lane):
             held.append(there)
             return super().copy(held, block, there, after)
 
-    def let_wait(self, flight: _Flight, stream: torch.cuda.Stream | None) -> None:
+    def let_wait(self, flight: _Flight, stream: int | None) -> None:
         flight.event.wait()
 
 
@@ -175,6 +175,7 @@ class HostCopy:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks, without the GIL, until everything has arrived. timeout: seconds, None for ever; False where it ran out."""
+        check_seconds("wait", timeout)
         end = None if timeout is None else time.monotonic() + timeout
         return all(flight.wait(None if end is None else end - time.monotonic()) for flight in self._flights)
 
@@ -182,6 +183,7 @@ class HostCopy:
         """What `to_host` was given, on the CPU: waits until it has arrived. The same objects at each call. TimeoutError after `timeout` seconds.
 
         The tensors lie in pinned memory, which is limited: clone() those that you keep for long."""
+        check_seconds("get", timeout)
         if not self.wait(timeout):
             raise TimeoutError(f"to_host: the copy has not arrived after {timeout:g} s")
         return self._value
@@ -189,8 +191,9 @@ class HostCopy:
     def before_overwrite(self, stream: torch.cuda.Stream | None = None) -> None:
         """Makes what `stream` (None: the current one) is given from now on come after the copy, without blocking the host: for a source that is
         written to again in place, such as the output of a CUDA graph before its next replay."""
+        native = None if stream is None else native_stream("before_overwrite", stream)
         for flight in self._flights:
-            flight.lane.let_wait(flight, stream)
+            flight.lane.let_wait(flight, native)
 
     def __repr__(self) -> str:
         return f"<HostCopy of a {type(self._value).__name__}, {'ready' if self.ready() else 'under way'}>"
@@ -208,6 +211,9 @@ def to_host(tensor: Any, *, device: str | None = None) -> HostCopy:
 
     tensor: tensor, or dict, list, tuple, dataclass, ... of such. device: "sim" takes CPU tensors for tensors of the software device, for tests.
     RuntimeError while the current stream is being captured: a graph cannot contain the wait of the host."""
+    if device is not None and not (isinstance(device, str) and (device == "sim" or device.startswith("sim:"))):
+        raise (ValueError if isinstance(device, str) else TypeError)(
+            f"to_host: device is {device!r}; leave it out (tensors know where they are), or give 'sim' for the software device")
     leaves, node = flatten(tensor)
     groups: dict[str, list[int]] = {}
     for i, leaf in enumerate(leaves):

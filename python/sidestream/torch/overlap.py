@@ -9,7 +9,7 @@ import collections
 import contextlib
 import os
 import threading
-from typing import Any, Callable, ContextManager, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Sequence
 
 import torch
 
@@ -203,6 +203,8 @@ def overlap_transfer_and_compute(cpu_tensors: Sequence[torch.Tensor],
     device: "sim" runs it on the software device, with tensors of the CPU; so does a machine without GPU, and a compute_stream of the CPU.
 
     An exception in compute_func ends the call: nothing is in flight when it comes out. ValueError, TypeError: the message names the argument."""
+    if not isinstance(cpu_tensors, Iterable):
+        raise TypeError(f"overlap_transfer_and_compute: cpu_tensors is {cpu_tensors!r}; give a list of tensors")
     tensors = list(cpu_tensors)
     for i, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
@@ -244,6 +246,9 @@ def _side(compute: Any, transfer: Any, device: Any) -> _Software | _Cuda:
         if stream is not None and not isinstance(stream, torch.Stream):
             raise TypeError(f"overlap_transfer_and_compute: {stream!r} is no stream; give a torch.cuda.Stream, or None")
     spec = "" if device is None else str(device)
+    if device is not None and not (isinstance(device, (str, torch.device)) and spec.partition(":")[0] in ("sim", "cpu", "cuda")):
+        raise (ValueError if isinstance(device, str) else TypeError)(
+            f"overlap_transfer_and_compute: device is {device!r}; give 'cuda', 'cuda:N' or 'sim', or leave it out")
     on_host = [s for s in computes if s is not None and s.device.type == "cpu"]
     if spec.startswith(("sim", "cpu")) or on_host or not torch.cuda.is_available():
         if spec.startswith("cuda"):

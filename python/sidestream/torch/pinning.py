@@ -145,8 +145,13 @@ def _spec(device: str | torch.device | int | None) -> str:
         return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "sim"
     if isinstance(device, str) and device.startswith("sim"):
         return device
-    named = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
-    if named.type != "cuda":
+    if isinstance(device, bool) or not isinstance(device, (int, str, torch.device)):
+        raise TypeError(f"pin: device is {device!r}; name the one that the copies go to, as 'cuda:0'")
+    try:
+        named = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    except RuntimeError:
+        named = None
+    if named is None or named.type != "cuda":
         raise ValueError(f"pin: device {device!r} is no CUDA device; name the one that the copies go to, as 'cuda:0'")
     return f"cuda:{torch.cuda.current_device() if named.index is None else named.index}"
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, Iterable, Iterator, NoReturn, TypeVar
 
 import torch
 
+from ._common import native_stream
 from .lane import LOANS, Lane
 from .layout import Plan
 from .reader import EXIT, Exit, Item, Run
@@ -447,7 +448,7 @@ def used_on(batch: Any, stream: Any) -> None:
     batch: as a Prefetcher handed it out. stream: torch.cuda.Stream, or a CUstream as an int; the stream that was current in
         next() need not be named. What lies in PyTorch's own memory (copies of held batches, what went by .to()) gets
         Tensor.record_stream; on slots that call does nothing, so it is no substitute. CPU tensors: nothing to do."""
-    native = getattr(stream, "cuda_stream", stream)
+    native = native_stream("used_on", stream)
     loans = [(address, address + loan.nbytes, loan) for address, loan in list(LOANS.items()) if loan.alive]
     used = {}
     for leaf in flatten(batch)[0]:
