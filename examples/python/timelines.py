@@ -1,5 +1,7 @@
 """What ran when, for overlap.ipynb: on a GPU as PyTorch's profiler measured it, elsewhere on the software device, which simulates one.
 
+    python3 timelines.py [--device sim] [--out FOLDER]     # without a notebook: two of its timelines as SVG files
+
 Both benches have the same parts: `n` matrices in pageable and in pinned memory, two buffers on the device, two streams (`transfer`, `compute`), and
     to_device(i)   x = pageable[i].cuda()                                             on the compute stream
     copy(i)        buffers[i % 2].copy_(pinned[i], non_blocking=True)                 on the transfer stream, or the one that is given
@@ -7,11 +9,12 @@ Both benches have the same parts: `n` matrices in pageable and in pinned memory,
 """
 from __future__ import annotations
 
+import argparse
+import pathlib
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
-from IPython.display import SVG, display
 
 import sidestream
 
@@ -32,15 +35,23 @@ class Bench:
         raise NotImplementedError
 
     def show(self, title: str, schedule: Callable[[Any], None], keep_scale: bool = True) -> None:
-        """Runs schedule(self), checks its results, draws it and says how long it took."""
+        """In a notebook: runs schedule(self), checks its results, draws it and says how long it took."""
+        from IPython.display import SVG, display
+
+        said, svg = self.drawing(title, schedule, keep_scale)
+        print(said)
+        display(SVG(svg))
+
+    def drawing(self, title: str, schedule: Callable[[Any], None], keep_scale: bool = True) -> tuple[str, str]:
+        """The same as (line, SVG)."""
         spans = self.trace(schedule)
         first, last = min(s.begin for s in spans), max(s.end for s in spans)
         spans = [s._replace(begin=s.begin - first, end=s.end - first) for s in spans]
         if keep_scale and not self.scale:
             self.scale = last - first
         busy = sum(s.end - s.begin for s in spans if s.lane == "compute") / (last - first)
-        print(f"{title}: {last - first:.3f} ms, compute busy {100 * busy:.0f} %")
-        display(SVG(draw(f"{title}, {self.name}", spans, max(self.scale if keep_scale else 0, last - first))))
+        said = f"{title}: {last - first:.3f} ms, compute busy {100 * busy:.0f} %"
+        return said, draw(f"{title}, {self.name}", spans, max(self.scale if keep_scale else 0, last - first))
 
 
 class Gpu(Bench):
@@ -145,8 +156,9 @@ class Simulated(Bench):
         return [Span(lane, i, origin.elapsed(begin) * 1e3, origin.elapsed(end) * 1e3) for lane, i, begin, end in self.marks]
 
 
-def bench() -> Bench:
-    return Gpu() if torch.cuda.is_available() else Simulated()
+def bench(device: str = "") -> Bench:
+    """device: "cuda" or "sim"; left out: a GPU where there is one."""
+    return Gpu() if (device or ("cuda" if torch.cuda.is_available() else "sim")).startswith("cuda") else Simulated()
 
 
 def draw(title: str, spans: list[Span], scale: float) -> str:
@@ -167,3 +179,38 @@ def draw(title: str, spans: list[Span], scale: float) -> str:
     end = max(s.end for s in spans)
     parts.append(f'<text x="{left + end / scale * width:.1f}" y="102" text-anchor="end">{end:.3f} ms</text></svg>')
     return "".join(parts)
+
+
+def one_by_one(b: Any) -> None:
+    for i in range(b.n):
+        b.to_device(i)
+        b.multiply(i)
+
+
+def overlapped(b: Any) -> None:
+    """Copy i+1 is queued before product i: its wait for the compute stream covers product i-1 alone."""
+    b.copy(0)
+    for i in range(b.n):
+        b.compute.wait_stream(b.transfer)
+        if i + 1 < b.n:
+            b.transfer.wait_stream(b.compute)
+            b.copy(i + 1)
+        b.multiply(i)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="", choices=["cuda", "sim"], help="default: cuda where there is a GPU, else sim, the software device")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="FOLDER", help="default: the current one")
+    args = parser.parse_args()
+    b = bench(args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for title, schedule in (("one by one", one_by_one), ("overlapped", overlapped)):
+        said, svg = b.drawing(title, schedule)
+        path = (args.out / f"timeline-{title.replace(' ', '-')}.svg").resolve()
+        path.write_text(svg)
+        print(f"{said}, {b.name}\n  drawn in {path}")
+
+
+if __name__ == "__main__":
+    main()

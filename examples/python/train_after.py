@@ -1,6 +1,6 @@
 """The training loop of train_before.py, fed: one line is changed, one imports it, and one prints where the time went.
 
-    python3 train_after.py [--steps 20] [--batch 64]
+    python3 train_after.py [--steps 20] [--batch 64] [--device cuda:0]
 """
 import argparse
 import time
@@ -14,6 +14,7 @@ from sidestream.torch import Prefetcher
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20, help="batches an epoch")
 parser.add_argument("--batch", type=int, default=64)
+parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "sim", help="cuda, cuda:N, or sim: the software device, on the CPU")
 args = parser.parse_args()
 
 
@@ -28,8 +29,8 @@ class Noise(Dataset):
 
 
 torch.manual_seed(1)
-device = "cuda" if torch.cuda.is_available() else "cpu"
-loader = Prefetcher(DataLoader(Noise(), args.batch, shuffle=True, pin_memory=device == "cuda"), device="cuda" if device == "cuda" else "sim")
+device = "cpu" if args.device.startswith("sim") else args.device  # of the model
+loader = Prefetcher(DataLoader(Noise(), args.batch, shuffle=True, pin_memory=device != "cpu"), device=args.device)
 model = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 15 * 15, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 

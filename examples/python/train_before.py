@@ -1,6 +1,6 @@
 """A small training loop as one writes it first: the GPU waits for every batch. train_after.py changes one line.
 
-    python3 train_before.py [--steps 20] [--batch 64]
+    python3 train_before.py [--steps 20] [--batch 64] [--device cuda:0]
 """
 import argparse
 import time
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20, help="batches an epoch")
 parser.add_argument("--batch", type=int, default=64)
+parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "sim", help="cuda, cuda:N, or sim: the software device, on the CPU")
 args = parser.parse_args()
 
 
@@ -26,8 +27,8 @@ class Noise(Dataset):
 
 
 torch.manual_seed(1)
-device = "cuda" if torch.cuda.is_available() else "cpu"
-loader = DataLoader(Noise(), args.batch, shuffle=True, pin_memory=device == "cuda")
+device = "cpu" if args.device.startswith("sim") else args.device  # of the model
+loader = DataLoader(Noise(), args.batch, shuffle=True, pin_memory=device != "cpu")
 model = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 15 * 15, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 

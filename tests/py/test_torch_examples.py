@@ -43,6 +43,22 @@ def test_classic():
     assert "4 matrices of 64 x 64: results are equal" in run_example("classic.py", "--dim=64", "--items=4")
 
 
+def test_each_takes_a_device(tmp_path):
+    assert "4 matrices of 64 x 64: results are equal" in run_example("classic.py", "--dim=64", "--items=4", "--device=sim:t4")
+    assert "results are equal\n" in run_example("infer.py", "--batches=6", "--batch=4", "--device=cpu")
+    assert "on sim:t4" in run_example("train_after.py", "--steps=3", "--batch=4", "--device=sim:t4")
+    run_example("train_before.py", "--steps=3", "--batch=4", "--device=sim:t4")
+
+
+def test_timelines_say_where_they_went(tmp_path):
+    said = run_example("timelines.py", "--device=sim", f"--out={tmp_path}/new")
+    drawn = re.findall(r"drawn in (.*)", said)
+    assert drawn == [f"{tmp_path}/new/timeline-{name}.svg" for name in ("one-by-one", "overlapped")]
+    assert all(pathlib.Path(path).read_text().startswith("<svg") for path in drawn)
+    busy = [int(percent) for percent in re.findall(r"compute busy (\d+) %", said)]
+    assert busy[1] > 1.5 * busy[0]
+
+
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
