@@ -108,22 +108,15 @@ static side_status measure_lanes(struct demo *d, struct lanes *l)
     return status == SIDE_OK ? time_lanes(d, COMPUTE, 0, &l->c, &none) : status;
 }
 
-/* The least time for all items. The formula (n-1)*max + sum, but for what two directions at once do to it: they slow each other, yet not while the first
- * item comes in and the last goes out; and run freely, as when they are measured, one may take more than its half, where a schedule keeps them in step.
- * So the steady state is bounded by the bytes that the link moves in both directions together, and the ends by each direction alone. */
+/* The least time for all items. Two directions at once slow each other; how many bytes they move together says what that costs. */
 static double bound(const struct demo *d, const struct lanes *l)
 {
-    double in = (double)d->item_bytes, out = (double)d->result_bytes, steady, copies, longest;
+    double in = (double)d->item_bytes, out = (double)d->result_bytes;
 
     if (!d->args.results || d->props.copy_engines < 2)
         return side_timeline_bound(d->args.items, l->t, l->c, l->out, d->props.copy_engines);
-    longest = l->t_alone > l->out_alone ? l->t_alone : l->out_alone;
-    copies = (in + out) / (in / l->t + out / l->out);
-    copies = copies > longest ? copies : longest;
-    steady = copies > l->c ? copies : l->c;
-    /* While the first item is computed, more items come in, at the speed of one direction. */
-    return (double)(d->args.items - 1) * steady + l->t_alone + l->c + l->out_alone -
-           (copies > l->c && d->args.items > 1 ? l->c * (copies / longest - 1) : 0);
+    return side_timeline_bound_shared(d->args.items, l->t_alone, l->c, l->out_alone,
+                                      (in + out) / (in / l->t + out / l->out));
 }
 
 /* ---------------------------------------------------------------- schedules */

@@ -2,10 +2,10 @@
  *
  * Plans: what overlap will give, before any code is written. Pure: no clock, no threads, no device; figures come from the machine profile (machine.h).
  *
- *     side_machine machine;  side_machine_get(dev, &machine);
+ *     side_machine machine = SIDE_MACHINE_INIT;  side_machine_get(dev, &machine);
  *     side_plan_work work = SIDE_PLAN_WORK_INIT;
  *     work.items = 100; work.item_bytes = 64 << 20; work.compute_s = 1.2e-3;
- *     side_plan plan;  side_plan_make(&machine, &work, &plan);
+ *     side_plan plan = SIDE_PLAN_INIT;  side_plan_make(&machine, &work, &plan);
  *     printf("%.2fx, bound by %s\n", plan.speedup, side_bound_name(plan.bound));
  */
 #include "../sidestream.h" /* before the guard: it includes this file, in the order the areas need */
@@ -28,8 +28,8 @@ typedef struct side_plan_work {
     double compute_s;    /* of one item, on the device, alone; 0 is allowed */
     double source_s;     /* host time until the source has the next item; 0: it is there */
     double jitter; /* standard deviation of compute and source over their mean, 0..2. Drawn from a fixed sequence: the plan stays a function */
-    uint32_t streams;    /* compute streams, 1..16; 0: 1. Items on several of them share the device and its time */
-    uint32_t depth;      /* device slots a ring, 1..64; 0: the plan chooses */
+    uint32_t streams; /* compute streams, 1..16; 0: 1. An item is taken to fill the device: items on several streams take turns, so this changes nothing */
+    uint32_t depth;   /* device slots a ring, 1..64; 0: the plan chooses */
     size_t budget_bytes; /* device memory for the rings; 0: no limit */
     bool pageable;       /* host memory is pageable: staged by threads */
 } side_plan_work;
@@ -48,7 +48,7 @@ typedef enum side_bound {
     SIDE_BOUND_LATENCY = 7, /* hand-overs and the first and last item: too few or too small items */
     SIDE_BOUND_DEPTH = 8    /* too few slots: lanes wait for each other */
 } side_bound;
-SIDE_API const char *side_bound_name(side_bound bound); /* "compute", "h2d", ... */
+SIDE_API const char *side_bound_name(side_bound bound); /* "compute", "h2d", "d2h", "link", ... */
 
 typedef enum side_verdict {
     SIDE_OVERLAP_PAYS = 0,   /* speedup of 1.10 and more */
@@ -56,7 +56,7 @@ typedef enum side_verdict {
     SIDE_OVERLAP_NOT = 2,    /* less */
     SIDE_OVERLAP_HARMS = 3   /* under 0.99 */
 } side_verdict;
-SIDE_API const char *side_verdict_name(side_verdict verdict); /* "pays", ... */
+SIDE_API const char *side_verdict_name(side_verdict verdict); /* "pays", "hardly", "not", "harms" */
 
 typedef struct side_plan {
     size_t size;
@@ -83,7 +83,8 @@ typedef struct side_plan {
 #define SIDE_PLAN_INIT { .size = sizeof(side_plan) }
 /* clang-format on */
 
-/* SIDE_INVALID names the field that is out of range, and the range. SIDE_TOO_LARGE: one slot does not fit budget_bytes. plan->size must be set. */
+/* SIDE_INVALID names the field that is out of range, and the range. SIDE_TOO_LARGE: one slot, or the depth that was asked for, does not fit budget_bytes. plan->size
+ * must be set; the plan is written on success alone. Staging is counted with side_default_threads() threads. Takes some 10 ms at most. */
 SIDE_API side_status side_plan_make(const side_machine *machine, const side_plan_work *work, side_plan *plan);
 
 #ifdef __cplusplus

@@ -67,6 +67,9 @@ SIDE_API side_status side_timeline_account(const side_span *spans, size_t n, sid
  * (n-1)*max(t,c,d) + t+c+d. copy_engines 1: H2D and D2H share one lane; max of n*(t+d), t+n*c+d, n*t+c+d and t+c+n*d, which is the
  * same where d is 0 and else a lower bound. */
 SIDE_API double side_timeline_bound(uint64_t n, double t, double c, double d, int copy_engines);
+/* The same for two copy engines on a link that both directions slow each other on. t, d: of one direction alone; both: seconds in which the link moves an
+ * item in and a result out at once (taken for at least the longer of t and d, at most their sum). */
+SIDE_API double side_timeline_bound_shared(uint64_t n, double t, double c, double d, double both);
 
 /* Receives text in pieces; returns 0, or non-zero to stop (the call then returns SIDE_IO). */
 typedef int side_write_fn(void *user, const char *text, size_t bytes);

@@ -170,6 +170,17 @@ static side_status check_numbers(const side_pipeline_options *o)
     return SIDE_OK;
 }
 
+uint32_t pipeline_window(uint32_t depth)
+{
+    return depth > 1 ? 2 * depth : 4;
+}
+
+/* Reading costs more than writing results, which are smaller as a rule. */
+uint32_t pipeline_drain_threads(uint32_t threads)
+{
+    return threads > 1 ? (threads + 1) / 2 : 1;
+}
+
 static void choose(side_pipeline *p)
 {
     side_pipeline_options *o = &p->options;
@@ -179,12 +190,11 @@ static void choose(side_pipeline *p)
 
     p->disabled = os_env_flag("SIDESTREAM_DISABLE");
     p->depth = p->disabled ? 1 : o->depth != 0 ? o->depth : DEFAULT_DEPTH;
-    p->window = p->disabled ? 1 : o->window != 0 ? o->window : p->depth > 1 ? 2 * p->depth : 4;
+    p->window = p->disabled ? 1 : o->window != 0 ? o->window : pipeline_window(p->depth);
     p->stream_count = p->disabled ? 1 : o->streams != 0 ? o->streams : 1;
     threads = p->disabled ? 1 : threads;
-    /* A callback is called by one thread at a time. Both ends staged: reading costs more than writing results, which are smaller as a rule. */
-    p->fill_threads = o->source.kind == SIDE_END_CALLBACK ? 1 : threads;
-    p->drain_threads = threads > 1 ? (threads + 1) / 2 : 1;
+    p->fill_threads = o->source.kind == SIDE_END_CALLBACK ? 1 : threads; /* it is called by one thread at a time */
+    p->drain_threads = pipeline_drain_threads(threads);
     if (o->timeout_s == 0)
         o->timeout_s = STAGE_DEFAULT_TIMEOUT_S;
 }

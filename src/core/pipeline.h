@@ -154,6 +154,10 @@ side_status drain_check(const side_pipeline *p, uint64_t item, size_t bytes);
 /* Direct sink: queues the copy of result `item`, which is published. */
 side_status drain_direct(side_pipeline *p, uint64_t item);
 
+/* Defaults that plans (plan.h) know of: items that may be queued and unfinished; threads that empty staging, of so many that fill it. */
+uint32_t pipeline_window(uint32_t depth);
+uint32_t pipeline_drain_threads(uint32_t threads);
+
 /* Staging ring for items (or results) of item_bytes, filled (or emptied) by `threads`: chunks of options.chunk_bytes, or `whole` items; less where limit_bytes (0: none)
  * or memory are short. */
 side_status pipeline_staging(side_pipeline *p, uint32_t threads, size_t item_bytes, bool whole, size_t limit_bytes,

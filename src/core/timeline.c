@@ -159,3 +159,23 @@ double side_timeline_bound(uint64_t n, double t, double c, double d, int copy_en
         return bound_one_engine((double)n, t, c, d);
     return (double)(n - 1) * larger(t, larger(c, d)) + t + c + d;
 }
+
+/* (n-1)*max + sum, but for what two directions at once do to it: they slow each other, yet not while the first item comes in and the last goes out; and run
+ * freely, one may take more than its half, where a schedule keeps them in step. So the steady state is bounded by the bytes that the link moves in both
+ * directions together, and the ends by each direction alone. */
+double side_timeline_bound_shared(uint64_t n, double t, double c, double d, double both)
+{
+    double longest, steady, sum;
+
+    t = larger(t, 0.0);
+    c = larger(c, 0.0);
+    d = larger(d, 0.0);
+    longest = larger(t, d);
+    if (n == 0)
+        return 0.0;
+    both = both < t + d ? larger(both, longest) : t + d;
+    steady = larger(both, c);
+    sum = (double)(n - 1) * steady + t + c + d;
+    /* While the first item is computed, more items come in, at the speed of one direction. */
+    return both > c && n > 1 && longest > 0 ? sum - c * (both / longest - 1) : sum;
+}

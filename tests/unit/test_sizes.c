@@ -34,6 +34,8 @@ static const struct {
     PIN(side_item, 128),
     PIN(side_pipeline_options, 248),
     PIN(side_pipeline_stats, 128),
+    PIN(side_plan_work, 80),
+    PIN(side_plan, 208),
     PIN(side_feed_piece, 24),
     PIN(side_feed_item, 56),
     PIN(side_feeder_options, 88),

@@ -551,7 +551,24 @@ T_TEST(many_spans_and_huge_times)
     free(spans);
 }
 
-T_MAIN(T(account_matches_model), T(account_edges), T(bound_is_reached_and_not_beaten),
+/* By hand, for copies of 1 a direction that take 1.1 together; and the plain formula where they do not slow each other. */
+T_TEST(bound_of_a_shared_link)
+{
+    static const struct {
+        uint64_t n;
+        double c, bound;
+    } cases[] = {{1, 0.5, 2.5}, {2, 0.5, 3.55}, {3, 0.5, 4.65}, {2, 1, 4}, {2, 2, 6}, {2, 0, 3.1}, {0, 1, 0}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_true(fabs(side_timeline_bound_shared(cases[i].n, 1, cases[i].c, 1, 1.1) - cases[i].bound) < 1e-12);
+    assert_true(side_timeline_bound_shared(10, 1, 3, 0.5, 0) == side_timeline_bound(10, 1, 3, 0.5, 2));
+    assert_true(side_timeline_bound_shared(10, 3, 1, 2, 3) == side_timeline_bound(10, 3, 1, 2, 2));
+    /* Slower together than by turns: then they take turns. */
+    assert_true(side_timeline_bound_shared(10, 3, 0, 2, 99) == side_timeline_bound_shared(10, 3, 0, 2, 5));
+    assert_true(side_timeline_bound_shared(10, -1, 2, -1, 1) == 20);
+}
+
+T_MAIN(T(account_matches_model), T(account_edges), T(bound_is_reached_and_not_beaten), T(bound_of_a_shared_link),
        T(trace_parses_and_never_overlaps), T(trace_refuses_too_many_tracks), T(text_keeps_width_and_utf8),
        T(text_picture), T(text_shows_what_is_too_short), T(svg_is_well_formed), T(write_failing_at_every_call),
        T(arguments), T_LONG(many_spans_and_huge_times, 60))
