@@ -42,6 +42,7 @@
  *   SIDESTREAM_DEVICE     the device that "auto" opens
  *   SIDESTREAM_DISABLE=1  pipelines do plain ordered copies on one stream, for bisecting
  *   SIDESTREAM_VALIDATE=1 recycled slots are poisoned and fences checked
+ *   SIDESTREAM_MACHINE    the file of the machine profile; else it is in $XDG_CACHE_HOME/sidestream or $HOME/.cache/sidestream
  *   LOCAL_WORLD_SIZE      processes on this machine: default threads and pinned budget are divided by it
  */
 #ifndef SIDESTREAM_H

@@ -3,7 +3,7 @@
  * The machine profile: what link, driver and memory of this machine do, as numbers. `sidestream bench --save` measures and keeps it; without one
  * it is estimated from the device's properties, and says so. Plans (plan.h), pipelines of depth 0 and side_copy_blocks read it.
  *
- *     side_machine machine;
+ *     side_machine machine = SIDE_MACHINE_INIT;
  *     side_machine_get(dev, &machine);                 // measured, or estimated; never fails for want of a profile
  *     if (machine.from == SIDE_MACHINE_ESTIMATED) ...  // "run sidestream bench --save for better figures"
  */
@@ -42,7 +42,7 @@ typedef struct side_machine {
     size_t size;
     side_machine_from from;
     /* What it is of. A profile is for a machine, a GPU and a driver: another one of either does not read it. */
-    char machine[64]; /* /etc/machine-id, else the host's name */
+    char machine[64]; /* "id-" and a hash of /etc/machine-id, which is confidential; else the host's name */
     char gpu[96];     /* its name */
     char uuid[48];    /* "GPU-...", the spec on a software device */
     int driver_version;
@@ -66,18 +66,21 @@ typedef struct side_machine {
 /* clang-format on */
 
 /* The saved profile of this machine, GPU and driver; an estimate where there is none or where it is stale, damaged or of something else: then a
- * log message says which and why. Software devices give their model. The file is read once a device. */
+ * warning in the log says which and why. Software devices give their model. The file is read once a device, at the first call. machine->size must be
+ * set, here and below. */
 SIDE_API side_status side_machine_get(side_device *device, side_machine *machine);
-/* The file that side_machine_get reads and `bench --save` writes: $XDG_CACHE_HOME/sidestream/machine-UUID.json, or below ~/.cache. */
+/* The file that side_machine_get reads and `bench --save` writes: SIDESTREAM_MACHINE, else $XDG_CACHE_HOME/sidestream/machine-UUID.json, else the same
+ * below $HOME/.cache. SIDE_NOT_FOUND: neither variable is an absolute path. SIDE_INVALID: path_bytes are too few; the error says how many it takes. */
 SIDE_API side_status side_machine_path(side_device *device, char *path, size_t path_bytes);
-/* Strict: versioned, every number in its range. SIDE_NOT_FOUND: no such file. SIDE_INVALID: damaged or another version; the error names file and offset. Says
- * nothing about whose profile it is. */
+/* Strict: versioned, every number in its range, the checksum right where there is one. SIDE_NOT_FOUND: no such file. SIDE_INVALID: damaged or another
+ * version; the error names file and offset. SIDE_IO: it cannot be read. Says nothing about whose profile it is. */
 SIDE_API side_status side_machine_load(const char *path, side_machine *machine);
-/* Written beside, synced and renamed. Folders are made. */
+/* Written beside, synced and renamed: there is the old file or the new one. Folders are made, for the user alone. SIDE_INVALID: a number is out of its
+ * range; the error names it. */
 SIDE_API side_status side_machine_save(const char *path, const side_machine *machine);
 
 /* The path that the table gives for `count` blocks of block_bytes on average: the fastest whose slow-down of a GEMM beside it is within 5 % of the least;
- * the nearest sizes are looked at, on a logarithmic scale. SIDE_PATH_BATCH where the table is empty. Pure. */
+ * the nearest block size is looked at, then the nearest count, on a logarithmic scale. SIDE_PATH_BATCH where the table has nothing of this kind. Pure. */
 SIDE_API side_path side_machine_path_for(const side_machine *machine, side_copy_kind kind, size_t block_bytes,
                                          size_t count);
 

@@ -20,6 +20,8 @@ struct side_device {
     side_pool *pool;
     _Atomic(struct pin_table *) pins; /* of side_memory_pin; made at first use */
     atomic_uint streams_made;         /* numbers for logs */
+    pthread_mutex_t machine_mutex;    /* held while the profile is read, so that it is read once */
+    _Atomic(side_machine *) machine;  /* made at first use, then constant */
 };
 
 struct side_stream {

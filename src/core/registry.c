@@ -2,6 +2,7 @@
  *
  * Which devices exist, and opening them. The only file of core that names a device. */
 #include "device.h"
+#include "machine.h"
 #include "pool.h"
 
 #include "alloc.h"
@@ -41,6 +42,7 @@ static side_status open_with(const struct side_device_ops *ops, const char *args
     d->ops = ops;
     d->fork_generation = os_fork_generation();
     pthread_mutex_init(&d->mutex, NULL);
+    pthread_mutex_init(&d->machine_mutex, NULL);
     s = ops->props(d->context, &d->props);
     if (s != SIDE_OK)
         goto close_context;
@@ -49,6 +51,7 @@ static side_status open_with(const struct side_device_ops *ops, const char *args
     return SIDE_OK;
 
 close_context:
+    pthread_mutex_destroy(&d->machine_mutex);
     pthread_mutex_destroy(&d->mutex);
     ops->close(d->context);
 free_device:
@@ -93,6 +96,8 @@ void side_device_close(side_device *device)
         return;
     pool_device_finish(device);
     device->ops->close(device->context);
+    machine_device_finish(device);
+    pthread_mutex_destroy(&device->machine_mutex);
     pthread_mutex_destroy(&device->mutex);
     mem_free(device);
 }

@@ -40,7 +40,10 @@ static const struct {
     PIN(side_feed_item, 56),
     PIN(side_feeder_options, 88),
     PIN(side_feeder_stats, 160),
-    PIN(struct side_device_ops, 280),
+    PIN(side_rate, 16),
+    PIN(side_path_rate, 32),
+    PIN(side_machine, 8576),
+    PIN(struct side_device_ops, 288),
 };
 
 T_TEST(public_structs_have_their_sizes)
