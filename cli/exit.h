@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Exit codes: documented, never renumbered. */
+ * Exit codes: documented, never renumbered. doctor has its own: 0, 1 and 2 say how bad the worst finding is (doctor.h). */
 #ifndef CLI_EXIT_H
 #define CLI_EXIT_H
 
