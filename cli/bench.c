@@ -21,7 +21,7 @@ struct suite {
 /* In the order that they run: one that needs what another measures comes behind it. */
 static const struct suite suites[] = {
     {"link", bench_link},     {"pin", bench_pin},       {"stage", bench_stage},
-    {"blocks", bench_blocks}, {"launch", bench_launch},
+    {"blocks", bench_blocks}, {"launch", bench_launch}, {"overlap", bench_overlap},
 };
 
 enum { SUITES = sizeof(suites) / sizeof(suites[0]) };

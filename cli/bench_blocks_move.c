@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EDGE = 64, MOST_COUNT = 8192, MOST_CALLS = 512, MOST_PRODUCTS = 200 };
+enum { FILL = 4 << 20, EDGE = 64, MOST_COUNT = 8192, MOST_CALLS = 512, MOST_PRODUCTS = 200 };
 
 /* ---------------------------------------------------------------- memory */
 
@@ -34,8 +34,11 @@ side_status blocks_take(struct blocks *b)
     b->order = calloc(2 * (size_t)MOST_COUNT, sizeof(*b->order));
     if (status == SIDE_OK && (b->pieces == NULL || b->order == NULL))
         status = SIDE_NO_MEMORY;
-    if (status == SIDE_OK)
-        bench_fill(b->pattern, b->region_bytes, 1);
+    for (size_t at = 0; at < b->region_bytes && status == SIDE_OK;
+         at += FILL) { /* by parts: a signal must be seen in time */
+        bench_fill(b->pattern + at, FILL, at + 1);
+        status = bench_check(bench);
+    }
     return status;
 }
 

@@ -70,8 +70,27 @@ t blocks-no-kernels 0 '*no products beside: *kernels=0*unsupported*gather is not
 t blocks-share 4 '*' '*more than the * that --share=1 leaves' bench blocks -d sim:memory=64M --share=1
 t blocks-small-share 0 '*Taken at most: * device memory.' '' bench blocks -d sim:memory=64M --share=50 --quick
 
+t overlap 0 '*simulated*overlap: *depth 1*depth 4*spin*' '' bench overlap -d sim --quick
+t overlap-json 0 '{*}' '' bench overlap -d sim --streams 1..3 --json
+cat >check_overlap.py <<'PY'
+import json
+rows = json.load(open("out"))["suites"]["overlap"]["rows"]
+assert {row["depth"] for row in rows if row["streams"] == 1} >= {1, 2, 3, 4} and {row["streams"] for row in rows} == {1, 2, 3}
+ratios = {row["compute_s"] / row["copy_s"] for row in rows}
+assert min(ratios) < 0.2 and max(ratios) > 9, ratios
+for row in rows:
+    n, t, c, time_s = row["items"], row["copy_s"], row["compute_s"], row["time_s"]["median"]
+    assert abs(row["bound_s"] - ((n - 1) * max(t, c) + t + c)) < 1e-9, row
+    # The model's engines: two slots reach the bound, one slot is serial.
+    assert abs(time_s / (n * (t + c) if row["depth"] == 1 else row["bound_s"]) - 1) < 1e-3, row
+PY
+py overlap-figures check_overlap.py
+t overlap-no-kernels 0 '*overlap: not measured, the device has no kernels*' '' bench overlap -d sim:kernels=0
+t overlap-one-engine 0 '*overlap: *' '' bench overlap -d sim:one-copy-engine --quick
+t overlap-streams 2 '' '*--streams: *' bench overlap -d sim --streams 0
+
 # Whatever fails, it is said, and no crash. The last ones are past the end of the run.
-for suite in pin stage blocks; do
+for suite in pin stage blocks overlap; do
     bad= ended=
     for fault in fail lose hang; do
         for n in 1 2 3 5 9 17 33 60 110 200 400 800 1600 1000000; do
@@ -94,7 +113,7 @@ for suite in pin stage blocks; do
 done
 
 # Ctrl-C: the samples would take much longer than the wait.
-for suite in pin stage blocks; do
+for suite in pin stage blocks overlap; do
     "$SIDESTREAM" bench $suite --samples 100 -d sim >out 2>err </dev/null &
     pid=$!
     sleep 0.5
