@@ -146,6 +146,19 @@ def add_alloc(table: Table, result: dict | None) -> None:
         table.add(f"alloc: us an item of {size // 1024} KiB", "", text, None)
 
 
+def add_plan(table: Table, result: dict | None) -> None:
+    if result is None:
+        return
+    cases = int(result["cases"])
+    left = f"; {int(result['groups_not_run'])} groups not run" if result["groups_not_run"] else ""
+    for name, limit in (("median", 0.05), ("worst", 0.10)):
+        error = result[f"{name}_error"]
+        table.add(f"plan: |predicted - measured| / measured, {name} of {cases}{left}", f"<= {limit * 100:.0f} %", f"{error * 100:.2f} %",
+                  error <= limit and not left)
+    table.add("plan: chosen depths within 2 % of the best of 1..4", "all", f"{int(result['choices_good'])} of {int(result['choices'])}, "
+              f"at worst {(result['worst_choice'] - 1) * 100:.2f} % over", result["choices_good"] == result["choices"])
+
+
 def add_pin(table: Table, bench: dict | None) -> None:
     if bench is None:
         table.add("pin: GiB/s", ">= 15", "not run", False)
@@ -182,6 +195,7 @@ def main() -> int:
     add_feed(table, last.get("feed"))
     add_pin(table, bench)
     add_alloc(table, last.get("alloc"))
+    add_plan(table, last.get("plan_accuracy"))
 
     first = next((result for result in last.values() if "device_name" in result), {})
     simulated = any(result["simulated"] for result in [*last.values(), bench or {"simulated": False}])

@@ -114,7 +114,13 @@ static void keep_in_profile(struct blocks *b)
 
 /* ---------------------------------------------------------------- the table */
 
-static void cell_text(const struct blocks_shape *shape, int path, char text[64])
+/* What SIDE_PATH_AUTO takes by what was measured just now. */
+static int chosen(const struct blocks *b, const struct blocks_shape *shape)
+{
+    return (int)side_machine_path_for(&b->bench->machine, shape->kind, shape->block_bytes, shape->count);
+}
+
+static void cell_text(const struct blocks *b, const struct blocks_shape *shape, int path, char text[64])
 {
     const struct blocks_cell *cell = &shape->cells[path];
     char alone[16], beside[16], factor[16] = "-";
@@ -130,7 +136,7 @@ static void cell_text(const struct blocks_shape *shape, int path, char text[64])
     if (path == BLOCKS_PLAIN)
         snprintf(text, 64, "%5s %5s", alone, beside);
     else
-        snprintf(text, 64, "%5s %5s %5s", alone, beside, factor);
+        snprintf(text, 64, "%5s %5s %5s%s", alone, beside, factor, path == chosen(b, shape) ? "*" : "");
 }
 
 static void print_table(const struct blocks *b, side_copy_kind kind)
@@ -140,7 +146,7 @@ static void print_table(const struct blocks *b, side_copy_kind kind)
     bench_print(bench, "\n  %-16s  %-11s", kind == SIDE_COPY_H2D ? "H2D" : "D2H", "plain copy");
     for (int path = SIDE_PATH_LOOP; path < SIDE_PATH_COUNT; path++)
         if (is_for((side_path)path, kind))
-            bench_print(bench, "  %-17s", side_path_name((side_path)path));
+            bench_print(bench, "  %-18s", side_path_name((side_path)path));
     bench_print(bench, "\n");
     for (size_t i = 0; i < b->shape_count; i++) {
         const struct blocks_shape *shape = &b->shapes[i];
@@ -152,8 +158,8 @@ static void print_table(const struct blocks *b, side_copy_kind kind)
         for (int path = BLOCKS_PLAIN; path < SIDE_PATH_COUNT; path++) {
             if (!is_for((side_path)path, kind))
                 continue;
-            cell_text(shape, path, text);
-            bench_print(bench, path == BLOCKS_PLAIN ? "  %-11s" : "  %-17s", text);
+            cell_text(b, shape, path, text);
+            bench_print(bench, path == BLOCKS_PLAIN ? "  %-11s" : "  %-18s", text);
         }
         bench_print(bench, "\n");
     }
@@ -178,7 +184,7 @@ static void print(const struct blocks *b)
 
     bench_print(bench,
                 "\nblocks: GB/s of a whole call, alone and beside matrix products; x: what a product then takes, over "
-                "what it takes beside a plain copy\n");
+                "what it takes beside a plain copy; *: the path that the library chooses\n");
     if (b->gemm.dim > 0)
         bench_print(bench, "  the products are %llu x %llu bf16, %.3g ms each alone%s\n",
                     (unsigned long long)b->gemm.dim, (unsigned long long)b->gemm.dim, b->gemm.seconds * 1e3,
@@ -190,7 +196,7 @@ static void print(const struct blocks *b)
     print_unsupported(b);
 }
 
-static json_t *cell_json(const struct blocks_shape *shape, int path)
+static json_t *cell_json(const struct blocks *b, const struct blocks_shape *shape, int path)
 {
     const struct blocks_cell *cell = &shape->cells[path];
     const double slower = path == BLOCKS_PLAIN ? 0 : slow_down(shape, path);
@@ -209,6 +215,8 @@ static json_t *cell_json(const struct blocks_shape *shape, int path)
         json_object_set_new(row, "product_s", bench_samples_json(&cell->gemm_s));
     if (slower > 0)
         json_object_set_new(row, "slow_down", json_number(slower));
+    if (path != BLOCKS_PLAIN)
+        json_object_set_new(row, "chosen", json_boolean(path == chosen(b, shape)));
     return row;
 }
 
@@ -220,7 +228,7 @@ static void report(struct blocks *b)
     for (size_t i = 0; i < b->shape_count; i++)
         for (int path = BLOCKS_PLAIN; path < SIDE_PATH_COUNT; path++)
             if (is_for((side_path)path, b->shapes[i].kind))
-                json_array_append_new(rows, cell_json(&b->shapes[i], path));
+                json_array_append_new(rows, cell_json(b, &b->shapes[i], path));
     bench_json(b->bench, "blocks",
                json_pack("{s:I, s:o, s:s?, s:o}", "product_dim", (json_int_t)b->gemm.dim, "product_s",
                          b->gemm.dim > 0 ? json_number(b->gemm.seconds) : json_null(), "no_products",
@@ -245,8 +253,8 @@ int bench_blocks(struct bench *bench)
     for (size_t i = 0; i < b->shape_count && status == SIDE_OK; i++)
         status = measure_shape(b, &b->shapes[i]);
     if (status == SIDE_OK) {
-        report(b);
         keep_in_profile(b);
+        report(b);
     }
     blocks_free(b);
     return status == SIDE_OK ? EXIT_DONE : bench_failed(bench, status, "blocks");

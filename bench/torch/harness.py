@@ -19,15 +19,18 @@ import torch
 DEVICE = torch.device("cuda", 0)
 
 
-def arguments(description: str, **more) -> argparse.Namespace:
+def arguments(description: str, anywhere: bool = False, **more) -> argparse.Namespace:
+    """anywhere: --device sim runs it without a GPU, to see that it works."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=pathlib.Path, help="append results to this file, one JSON object a line")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--repeats", type=int, default=3)
+    if anywhere:
+        parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
     for name, options in more.items():
         parser.add_argument("--" + name, **options)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and getattr(options, "device", "cuda") != "sim":
         print("skip: no GPU; times of the software device prove nothing")
         sys.exit(77)
     return options
@@ -38,8 +41,9 @@ def environment() -> dict:
     for name in ("timm", "accelerate", "numpy", "sidestream"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    return {"gpu": torch.cuda.get_device_name(0), "driver": torch.cuda.driver_version() if hasattr(torch.cuda, "driver_version")
-            else None, "cores": len(os.sched_getaffinity(0)), "versions": versions}
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "simulated"
+    return {"gpu": gpu, "driver": torch.cuda.driver_version() if hasattr(torch.cuda, "driver_version") else None,
+            "cores": len(os.sched_getaffinity(0)), "versions": versions}
 
 
 class Results:

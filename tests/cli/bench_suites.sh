@@ -45,18 +45,27 @@ blocks = whole["suites"]["blocks"]
 assert blocks["product_dim"] > 0 and blocks["product_s"] > 0, blocks
 seen = set()
 rate = {}
+chosen = {}
 for row in blocks["rows"]:
     key = row["kind"], row["path"], row["block_bytes"], row["count"]
     assert key not in seen
     seen.add(key)
     rate[key] = row["gbps"]["median"]
     assert row["beside_gbps"]["median"] > 0 and row["product_s"]["median"] > 0, row
+    if row.get("chosen"):
+        assert (row["kind"], row["block_bytes"], row["count"]) not in chosen
+        chosen[row["kind"], row["block_bytes"], row["count"]] = row["path"]
     assert ("slow_down" in row) == (row["path"] != "plain"), row
     # The model's engines do not disturb each other.
     assert abs(row["beside_gbps"]["median"] / row["gbps"]["median"] - 1) < 1e-6, row
     assert abs(row.get("slow_down", 1) - 1) < 1e-6, row
 assert {key[:2] for key in seen} == {("h2d", p) for p in ("plain", "loop", "batch", "gather")} | {
     ("d2h", p) for p in ("plain", "loop", "batch", "gather", "pack")}
+# No path slows the model's products, so the fastest one is chosen; of equals, any.
+assert chosen.keys() == {(key[0], *key[2:]) for key in seen}
+for (kind, size, count), path in chosen.items():
+    fastest = max(rate[key] for key in seen if (key[0], *key[2:]) == (kind, size, count) and key[1] != "plain")
+    assert rate[kind, path, size, count] >= fastest * 0.999999, (kind, size, count, path)
 assert max(rate.values()) <= whole["link"]["peak_gbps"], rate
 assert min(key[2] for key in seen) == 1024 and max(key[2] for key in seen) == 2 << 20
 memory = whole["memory"]
