@@ -10,18 +10,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { KEY_QUICK = 256, KEY_SHARE, KEY_SAMPLES, KEY_STREAMS };
+enum { KEY_QUICK = 256, KEY_SAVE, KEY_SHARE, KEY_SAMPLES, KEY_STREAMS };
 enum { TIMEOUT_S = 60, HUGE_PAGE = 2 << 20, REGION = 4 << 20 };
 
 struct suite {
-    const char *name;
     int (*run)(struct bench *bench);
+    const char *name;
+    bool in_profile; /* it measures something of the profile */
 };
 
 /* In the order that they run: one that needs what another measures comes behind it. */
 static const struct suite suites[] = {
-    {"link", bench_link},     {"pin", bench_pin},       {"stage", bench_stage},
-    {"blocks", bench_blocks}, {"launch", bench_launch}, {"overlap", bench_overlap},
+    {bench_link, "link", true},     {bench_pin, "pin", true},       {bench_stage, "stage", true},
+    {bench_blocks, "blocks", true}, {bench_launch, "launch", true}, {bench_overlap, "overlap", false},
 };
 
 enum { SUITES = sizeof(suites) / sizeof(suites[0]) };
@@ -33,6 +34,8 @@ static const struct argp_option options[] = {
     {"share", KEY_SHARE, "PERCENT", 0,
      "Most that may be taken of free device memory, and of the host memory that this process may use: 1 to 90 (25)", 1},
     {"streams", KEY_STREAMS, "LIST", 0, "Also overlap with these numbers of compute streams, 1 to 8 each", 1},
+    {"save", KEY_SAVE, "FILE", OPTION_ARG_OPTIONAL,
+     "Keep the figures as this machine's profile, which plans and pipelines read; in FILE: for others to look at", 2},
     {0},
 };
 
@@ -73,6 +76,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_STREAMS:
         if (!parse_list(arg, 1, 8, a->streams, &a->stream_counts, why))
             argp_error(state, "--streams: %s", why);
+        return 0;
+    case KEY_SAVE:
+        if (arg != NULL && *arg == '\0')
+            argp_error(state, "--save: the name is empty; want a file to write, or --save alone");
+        a->save = true;
+        a->save_file = arg;
         return 0;
     case ARGP_KEY_ARG:
         want_suite(state, arg, &set);
@@ -276,6 +285,7 @@ static int prepare(struct bench *b)
 {
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
     side_status status = side_device_get_props(b->device, &b->props);
+    int code;
 
     if (status == SIDE_OK)
         status = side_device_get_link(b->device, &b->link);
@@ -291,8 +301,10 @@ static int prepare(struct bench *b)
         status = bench_time_begin(b);
     if (status != SIDE_OK)
         return bench_failed(b, status, "preparing the device");
-    to_stdout(b);
-    return EXIT_DONE;
+    code = bench_machine_begin(b);
+    if (code == EXIT_DONE)
+        to_stdout(b);
+    return code;
 }
 
 static int run_suites(struct bench *b)
@@ -309,7 +321,7 @@ static int run_suites(struct bench *b)
         b->measured[i] = true;
         fflush(stdout);
     }
-    return EXIT_DONE;
+    return bench_check(b) == SIDE_OK ? EXIT_DONE : bench_failed(b, SIDE_CANCELLED, "");
 }
 
 static int report(struct bench *b)
@@ -332,15 +344,34 @@ static void clean_up(struct bench *b)
 }
 
 /* Figures with a measuring error are shown, and not kept. */
+static int save(struct bench *b)
+{
+    char missing[128] = "";
+    bool link_measured = false;
+
+    if (b->code != EXIT_DONE) {
+        say("nothing is saved");
+        return EXIT_DONE;
+    }
+    for (size_t i = 0; i < SUITES; i++) {
+        link_measured = link_measured || (b->measured[i] && suites[i].run == bench_link);
+        if (!b->measured[i] && suites[i].in_profile)
+            strcat(strcat(missing, *missing != '\0' ? ", " : ""), suites[i].name);
+    }
+    return bench_machine_save(b, link_measured, missing);
+}
+
 static int bench(struct bench *b)
 {
-    int code = prepare(b);
+    int code = prepare(b), saved = EXIT_DONE;
 
     if (code == EXIT_DONE)
         code = run_suites(b);
-    if (code == EXIT_DONE)
+    if (code == EXIT_DONE && b->args.save)
+        saved = save(b);
+    if (code == EXIT_DONE && saved != EXIT_INTERRUPTED)
         code = report(b);
-    return code != EXIT_DONE ? code : b->code;
+    return code != EXIT_DONE ? code : saved != EXIT_DONE ? saved : b->code;
 }
 
 int command_bench(int argc, char **argv)
@@ -350,9 +381,11 @@ int command_bench(int argc, char **argv)
         options,
         parse,
         "[SUITE...]",
-        "Measures what this machine can do: link (copies of all sizes), launch (what calls cost); all of them without "
-        "an "
-        "argument. Every byte is checked.\v" EXIT_HELP,
+        "Measures what this machine can do: link (copies of all sizes), pin (ways to get pinned memory), stage "
+        "(threads that fill it), "
+        "blocks (scattered copies), launch (what calls cost), overlap (pipelines against their bound); all of them "
+        "without an argument. "
+        "Every byte that is copied is checked.\v" EXIT_HELP,
         children,
         NULL,
         NULL,

@@ -4,7 +4,8 @@
  *
  *     bench.c         arguments, the device, memory within the share, the course of events
  *     bench_time.c    the measuring primitive: device work that is held back, then timed by the device's own events
- *     bench_report.c  samples, their median and spread, tables, the JSON object
+ *     bench_stats.c   samples, their median and spread; latency and rate of copies
+ *     bench_report.c  tables, the JSON object
  *     bench_save.c    what was measured as a machine profile
  *     bench_NAME.c    a suite each: bench_link ... bench_overlap
  *
@@ -45,11 +46,13 @@ struct bench {
     size_t cache_bytes;   /* the host's last-level cache; 0: not known */
     double timeout_s;     /* longest wait for the device */
     side_machine machine; /* to be saved: suites overwrite what they measured */
-    bool measured[8];     /* by suite number: it ran to its end */
+    side_machine_from machine_was;
+    char save_path[PATH_MAX]; /* of --save, else "" */
+    bool saved;
+    bool measured[8]; /* by suite number: it ran to its end */
     json_t *suites,
-        *errors;       /* an object, a member each suite; what makes figures worthless, as texts. NULL without --json */
-    struct output out; /* of --save */
-    int code;          /* of measuring errors that were said and did not end the run */
+        *errors; /* an object, a member each suite; what makes figures worthless, as texts. NULL without --json */
+    int code;    /* of measuring errors that were said and did not end the run */
 
     /* Limits of the share, and what is and was taken at most. Host: what the pool has pinned, and all else in host_taken. */
     size_t device_limit, device_taken, device_peak;
@@ -57,7 +60,7 @@ struct bench {
 
     /* The measuring primitive's own (bench_time.c). */
     side_stream *gate;
-    side_event *gate_open, *begin[BENCH_LANES], *end[BENCH_LANES];
+    side_event *gate_open, *led[BENCH_LANES], *begin[BENCH_LANES], *end[BENCH_LANES];
     uint64_t hold_ns;   /* how long the next sample's work is held back */
     uint64_t too_short; /* samples thrown away because the host queued slower than that */
     bool stuck;         /* the device may still use what was taken: nothing is freed */
@@ -112,7 +115,7 @@ struct bench_lane {
 side_status bench_time_begin(struct bench *bench);
 void bench_time_end(struct bench *bench);
 
-/* One sample: the lanes' work is queued while a spin holds it back, starts together, and is timed by device events. The spin ends by itself; if it ended
+/* One sample: the lanes' work is queued while a spin holds it back, begins together once all leads are done, and is timed by device events. The spin ends by itself; if it ended
  * before the host had finished queueing, the sample is thrown away and the spin made longer. Where the device has no kernels: by the host's clock, begin_s 0
  * and end_s the same for all lanes. Returns when all is done. SIDE_CANCELLED: interrupted. Not for copies of pageable memory: they block the host. */
 side_status bench_time(struct bench *bench, struct bench_lane *lanes, size_t count);
@@ -125,7 +128,7 @@ side_status bench_check(const struct bench *bench);
 /* Says "interrupted" or "WHAT: cause"; the exit code. */
 int bench_failed(struct bench *bench, side_status status, const char *what);
 
-/* ---- samples and tables (bench_report.c) */
+/* ---- samples (bench_stats.c) and tables (bench_report.c) */
 
 struct bench_samples {
     double value[BENCH_SAMPLES];
@@ -158,9 +161,9 @@ bool bench_fit(const double *bytes, const double *seconds, size_t count, side_ra
 
 /* ---- the profile (bench_save.c) */
 
-/* What there is to overwrite: the saved profile, else the estimate. */
-side_status bench_machine_begin(struct bench *bench);
-/* An exit code. */
-int bench_machine_save(struct bench *bench);
+/* bench->machine: the saved profile, else the estimate. With --save: whether the file could be written. An exit code. */
+int bench_machine_begin(struct bench *bench);
+/* not_measured: suites whose fields stay as they were, for the user. An exit code. */
+int bench_machine_save(struct bench *bench, bool link_measured, const char *not_measured);
 
 #endif

@@ -244,7 +244,7 @@ static side_status time_pageable(struct bench_arena *a, bool in, double *seconds
     return status != SIDE_OK ? status : synced;
 }
 
-/* Both directions begin together, behind the later lead. But one may end first: the rest of the other then ran alone, and does not count. */
+/* The rate of both while both ran. They begin together, but one may end first: what the other moves then, alone, does not count. */
 static double both_rate(const struct bench_arena *a, const struct bench_lane lanes[2], const struct bench_copied *alone)
 {
     const double begin = lanes[0].begin_s > lanes[1].begin_s ? lanes[0].begin_s : lanes[1].begin_s;

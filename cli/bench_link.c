@@ -17,7 +17,8 @@ enum { LARGE = 256 << 20, LARGE_SAMPLES = 3 }; /* such copies vary little, and c
 enum { LATENCIES = 4 };                        /* H2D, D2H; each alone and behind a large copy */
 
 static const size_t window_bytes = 128 << 20, pageable_bytes = 32 << 20; /* of one sample, unless one copy is larger */
-static const double look_s = 0.05; /* copies run for so long before the link is looked at: it may have been asleep */
+static const double look_s = 0.05,
+                    look_most_s = 0.2; /* copies run for so long before the link is looked at, and meanwhile */
 
 struct row {
     size_t bytes, copies, pageable_copies;
@@ -154,43 +155,37 @@ static side_status copy(const struct link *l, side_stream *stream, size_t bytes)
     return side_copy_async(stream, SIDE_COPY_D2H, a->dst, a->out, bytes);
 }
 
-static side_status queue_small(void *user, side_stream *stream)
+static side_status queue_lead(void *user, side_stream *stream)
 {
     return copy(user, stream, SMALL);
 }
 
+/* The large copy begins at this event, which is the lane's begin event too ... */
 static side_status queue_large(void *user, side_stream *stream)
 {
     const struct link *l = user;
+    side_status status = side_event_record(l->started, stream);
 
-    return copy(l, stream, l->large_bytes);
-}
-
-/* The large copy begins with this event ... */
-static side_status tell_started(void *user, side_stream *stream)
-{
-    const struct link *l = user;
-    side_status status = copy(l, stream, SMALL);
-
-    return status == SIDE_OK ? side_event_record(l->started, stream) : status;
+    return status == SIDE_OK ? copy(l, stream, l->large_bytes) : status;
 }
 
 /* ... and the small one is queued behind it. */
-static side_status await_started(void *user, side_stream *stream)
+static side_status queue_small(void *user, side_stream *stream)
 {
     const struct link *l = user;
+    side_status status = l->behind ? side_stream_wait(stream, l->started) : SIDE_OK;
 
-    return l->behind ? side_stream_wait(stream, l->started) : SIDE_OK;
+    return status == SIDE_OK ? copy(l, stream, SMALL) : status;
 }
 
 static side_status latency_device(struct link *l, struct latency *latency)
 {
-    struct bench_lane lanes[2] = {{l->arena.up, tell_started, queue_large, l, 0, 0},
-                                  {l->arena.down, await_started, queue_small, l, 0, 0}};
+    struct bench_lane lanes[2] = {{l->arena.up, queue_lead, queue_large, l, 0, 0},
+                                  {l->arena.down, NULL, queue_small, l, 0, 0}};
     side_status status = bench_time(l->bench, l->behind ? lanes : &lanes[1], l->behind ? 2 : 1);
 
     if (status == SIDE_OK)
-        bench_add(&latency->device, lanes[1].end_s - lanes[1].begin_s);
+        bench_add(&latency->device, lanes[1].end_s - (l->behind ? lanes[0].begin_s : lanes[1].begin_s));
     return status;
 }
 
@@ -201,7 +196,7 @@ static side_status latency_host(struct link *l, struct latency *latency)
     uint64_t began;
 
     if (l->behind) {
-        status = tell_started(l, l->arena.up);
+        status = copy(l, l->arena.up, SMALL);
         if (status == SIDE_OK)
             status = queue_large(l, l->arena.up);
         if (status == SIDE_OK)
@@ -240,17 +235,18 @@ static side_status measure_latency(struct link *l)
 
 /* ---------------------------------------------------------------- the link under load */
 
-/* Idle links may run slower until used; so look while copies run. */
+/* Idle links may run slower until used; so look while copies run, and let them run for as long as looking takes. */
 static side_status look_at_link(struct link *l)
 {
-    const double copy_s = bench_median(&l->rows[l->row_count - 1].h2d);
-    size_t before = l->bench->props.simulated ? 1 : (size_t)(look_s / copy_s) + 1;
-    side_status status = SIDE_OK, synced;
+    const double copy_s = bench_median(&l->rows[l->row_count - 1].h2d), began = clock_s();
+    side_status status = side_device_get_link(l->bench->device, &l->in_use), synced;
+    const double takes_s = clock_s() - began < look_most_s ? clock_s() - began : look_most_s;
+    const size_t before = l->bench->props.simulated ? 1 : (size_t)(look_s / copy_s) + 1;
+    const size_t meanwhile = l->bench->props.simulated ? 1 : (size_t)(2 * takes_s / copy_s) + 2;
 
     l->kind = SIDE_COPY_H2D;
-    before = before < 200 ? before : 200;
-    for (size_t i = 0; i < before + 4 && status == SIDE_OK; i++) {
-        status = queue_large(l, l->arena.up);
+    for (size_t i = 0; i < before + meanwhile && status == SIDE_OK && bench_check(l->bench) == SIDE_OK; i++) {
+        status = copy(l, l->arena.up, l->large_bytes);
         if (status == SIDE_OK && i + 1 == before)
             status = side_event_record(l->started, l->arena.up);
     }
@@ -264,6 +260,11 @@ static side_status look_at_link(struct link *l)
 
 /* ---------------------------------------------------------------- what follows */
 
+static double gbps(const struct row *row, const struct bench_samples *seconds)
+{
+    return (double)row->bytes / bench_median(seconds) / 1e9;
+}
+
 static bool fit(const struct link *l, size_t member, side_rate *rate)
 {
     double bytes[SIZES], seconds[SIZES];
@@ -275,30 +276,30 @@ static bool fit(const struct link *l, size_t member, side_rate *rate)
     return bench_fit(bytes, seconds, l->row_count, rate);
 }
 
-/* The rate of both directions together, of copies that are large enough: as of one direction. */
-static bool fit_both(const struct link *l, side_rate *rate)
+/* What of both directions' rates alone is left together: of the larger half of the sizes, where the link is what limits. */
+static double both_share(const struct link *l)
 {
-    double bytes[SIZES], seconds[SIZES];
+    struct bench_samples shares = {.count = 0};
 
-    for (size_t i = 0; i < l->row_count; i++) {
-        bytes[i] = 2 * (double)l->rows[i].bytes;
-        seconds[i] = bytes[i] / (bench_median(&l->rows[i].both) * 1e9);
+    for (size_t i = l->row_count / 2; i < l->row_count; i++) {
+        const struct row *row = &l->rows[i];
+
+        bench_add(&shares, bench_median(&row->both) / (gbps(row, &row->h2d) + gbps(row, &row->d2h)));
     }
-    return bench_fit(bytes, seconds, l->row_count, rate);
+    return bench_median(&shares);
 }
 
 static int conclude(struct link *l)
 {
     side_machine *m = &l->bench->machine;
-    side_rate both;
 
     if (!fit(l, offsetof(struct row, h2d), &l->h2d) || !fit(l, offsetof(struct row, d2h), &l->d2h) ||
         !fit(l, offsetof(struct row, pageable_h2d), &l->pageable_h2d) ||
-        !fit(l, offsetof(struct row, pageable_d2h), &l->pageable_d2h) || !fit_both(l, &both)) {
+        !fit(l, offsetof(struct row, pageable_d2h), &l->pageable_d2h)) {
         bench_error(l->bench, EXIT_MEASURING, "measuring error: larger copies do not take longer; run it again");
         return EXIT_DONE;
     }
-    l->both_gbps = both.gbps;
+    l->both_gbps = both_share(l) * (l->h2d.gbps + l->d2h.gbps);
     m->h2d = l->h2d;
     m->d2h = l->d2h;
     m->pageable_h2d = l->pageable_h2d;
@@ -308,11 +309,6 @@ static int conclude(struct link *l)
 }
 
 /* ---------------------------------------------------------------- report */
-
-static double gbps(const struct row *row, const struct bench_samples *seconds)
-{
-    return (double)row->bytes / bench_median(seconds) / 1e9;
-}
 
 /* "55.3  88%  0.1%": rate, share of the theoretical one, spread */
 static void print_rate(const struct link *l, const struct row *row, const struct bench_samples *seconds)

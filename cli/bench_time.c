@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  *     gate     [spin......]|open
- *     lane 0               wait |lead|begin  work work work  end
- *     lane 1               wait |lead|begin  work work       end
+ *     lane 0               wait |lead     |begin  work work work  end
+ *     lane 1               wait |lead wait|begin  work work       end
  *     host     queue queue queue | is `open` done? then the work began before all of it was queued: throw away, longer spin
  *
  * The times are the device's own, so the host's queueing is no part of them; and nothing can hang: the spin ends by itself.
@@ -74,6 +74,8 @@ side_status bench_time_begin(struct bench *b)
         status = side_event_create(b->device, true, &b->begin[i]);
         if (status == SIDE_OK)
             status = side_event_create(b->device, true, &b->end[i]);
+        if (status == SIDE_OK)
+            status = side_event_create(b->device, false, &b->led[i]);
     }
     b->hold_ns = 2 * least_hold_ns;
     if (status == SIDE_OK && b->props.kernels)
@@ -86,6 +88,7 @@ void bench_time_end(struct bench *b)
     for (size_t i = 0; i < BENCH_LANES; i++) {
         side_event_destroy(b->begin[i]);
         side_event_destroy(b->end[i]);
+        side_event_destroy(b->led[i]);
     }
     side_event_destroy(b->gate_open);
     side_stream_destroy(b->gate);
@@ -104,12 +107,25 @@ static side_status sync_all(struct bench *b, const struct bench_lane *lanes, siz
     return first;
 }
 
-static side_status queue_lane(struct bench *b, const struct bench_lane *lane, size_t number)
+static side_status queue_lead(struct bench *b, const struct bench_lane *lane, size_t number)
 {
     side_status status = side_stream_wait(lane->stream, b->gate_open);
 
-    if (status == SIDE_OK && lane->lead != NULL)
-        status = lane->lead(lane->user, lane->stream);
+    if (status != SIDE_OK || lane->lead == NULL)
+        return status;
+    status = lane->lead(lane->user, lane->stream);
+    return status == SIDE_OK ? side_event_record(b->led[number], lane->stream) : status;
+}
+
+/* Behind the leads of all lanes, so that they begin together. */
+static side_status queue_lane(struct bench *b, const struct bench_lane *lanes, size_t count, size_t number)
+{
+    const struct bench_lane *lane = &lanes[number];
+    side_status status = SIDE_OK;
+
+    for (size_t i = 0; i < count && status == SIDE_OK; i++)
+        if (i != number && lanes[i].lead != NULL)
+            status = side_stream_wait(lane->stream, b->led[i]);
     if (status == SIDE_OK)
         status = side_event_record(b->begin[number], lane->stream);
     if (status == SIDE_OK)
@@ -126,7 +142,9 @@ static side_status try_once(struct bench *b, struct bench_lane *lanes, size_t co
     if (status == SIDE_OK)
         status = side_event_record(b->gate_open, b->gate);
     for (size_t i = 0; i < count && status == SIDE_OK; i++)
-        status = queue_lane(b, &lanes[i], i);
+        status = queue_lead(b, &lanes[i], i);
+    for (size_t i = 0; i < count && status == SIDE_OK; i++)
+        status = queue_lane(b, lanes, count, i);
     open = status == SIDE_OK ? side_event_query(b->gate_open) : SIDE_AGAIN;
     queued_s = clock_s() - began;
     status = sync_all(b, lanes, count, status);

@@ -77,6 +77,33 @@ t share-none 4 '*' 'sidestream: link needs * --share=1 leaves less' bench link -
 t share-launch 4 '*' 'sidestream: 4 KiB of device memory is more than * --share=1 leaves' bench launch --share=1 -d sim:h200,memory=100K
 t one-sample 0 '{*"samples": 7,*}' '' $b launch --json --samples 7
 
+# Profiles. XDG_CACHE_HOME: nothing of the user's is touched.
+export XDG_CACHE_HOME=$PWD/cache
+cat >profile.py <<'PY'
+import json, sys
+p = json.load(open(sys.argv[1]))
+assert p["sidestream_machine"] == 1 and p["from"] == "simulated" and p["copy_engines"] == 2, p
+near = lambda a, b: abs(a - b) <= 0.01 * b
+for name, gbps in ("h2d", float(sys.argv[2])), ("d2h", 55.3), ("pageable_h2d", 10), ("pageable_d2h", 10):
+    assert near(p[name]["gbps"], gbps) and near(p[name]["latency_s"], 7.7e-6), (name, p[name])
+assert near(p["both_gbps"], float(sys.argv[2]) + 55.3) and p["queue_s"] == p["handover_s"] == p["start_s"] == 0, p
+PY
+t save-file 0 '*' "sidestream: the simulated profile is saved in 'p.json'"$'\n'"sidestream: not measured, so kept from the software device's model: pin, stage, blocks" \
+    bench link launch --quick -d sim:h200,h2d_gbps=40 --save=p.json
+py save-file-read profile.py p.json 40
+t save-folder 0 '{*"saved": "*/cache/sidestream/machine-*.json"*}' "sidestream: the simulated profile is saved in '$PWD/cache/sidestream/machine-*.json'*" \
+    $b link launch --quick --json --save
+py save-folder-read profile.py cache/sidestream/machine-*.json 55.3
+t save-again 0 '*' '*' $b launch --quick --save
+t not-saved 0 '{*"saved": null*}' '' $b launch --quick --json
+t save-special 2 '' "sidestream: --save: '/dev/null' is there already and is not a file" $b launch --save=/dev/null
+t save-nowhere 1 '' "sidestream: cannot write output '/proc/p.json': *" $b launch --save=/proc/p.json
+t save-empty 2 '' "sidestream bench: --save: the name is empty; *" $b --save=
+t save-wrong 6 '*' 'sidestream: measuring error: *nothing is saved' \
+    bench link --quick -d sim:h200,h2d_gbps=70,copy_latency_ns=100 --save=wrong.json
+t save-failed 1 '' 'sidestream: *' bench link --quick --json -d sim:h200,fail=300 --save=wrong.json
+if [ -e wrong.json ]; then fail save-wrong-file "it is there"; else ok save-wrong-file; fi
+
 # Arguments.
 t no-suite 2 '' "sidestream bench: 'lnk' is nothing to measure; want link, *or all*" $b lnk
 t samples 2 '' "sidestream bench: --samples: '0' is not a whole number from 1 to 100*" $b --samples 0
@@ -96,13 +123,13 @@ for nth in 2 30 90; do
 done
 t no-pinning 4 '' 'sidestream: *' bench link --json -d sim:h200,refuse_pinning=1
 
-"$SIDESTREAM" $b link launch --json --samples 100 >out 2>err </dev/null &
+"$SIDESTREAM" $b link launch --json --samples 100 --save=interrupted.json >out 2>err </dev/null &
 pid=$!
 sleep 0.7
 kill -INT $pid
 wait $pid
 code=$?
-if [ $code -eq 130 ] && [ ! -s out ]; then ok interrupted; else fail interrupted "exit code $code"; fi
+if [ $code -eq 130 ] && [ ! -s out ] && [ ! -e interrupted.json ]; then ok interrupted; else fail interrupted "exit code $code"; fi
 clean nothing-left
 
 # The comparison with nvbandwidth, against a program that prints what nvbandwidth would.
