@@ -90,7 +90,8 @@ assert min(ratios) < 0.2 and max(ratios) > 9, ratios
 for row in rows:
     n, t, c, time_s = row["items"], row["copy_s"], row["compute_s"], row["time_s"]["median"]
     assert abs(row["bound_s"] - ((n - 1) * max(t, c) + t + c)) < 1e-9, row
-    # The model's engines: two slots reach the bound, one slot is serial.
+    # The model's engines: two slots reach the bound, one slot is serial; and the plan knows it.
+    assert abs(row["plan_s"] / time_s - 1) < 1e-2, row
     assert abs(time_s / (n * (t + c) if row["depth"] == 1 else row["bound_s"]) - 1) < 1e-3, row
 PY
 py overlap-figures check_overlap.py
