@@ -17,6 +17,7 @@ import torch
 from harness import Results, arguments, cycle, free_memory, table
 
 SIDE = 224
+SLOTS = 4
 
 
 def network(name: str) -> torch.nn.Module:
@@ -69,10 +70,10 @@ def steps_of(step_s: float, copy_s: float, simulated: bool) -> int:
 
 
 def predict(options, steps: int, batch_bytes: int, compute_s: float) -> dict:
-    """What `sidestream plan` says."""
+    """What `sidestream plan` says. A Prefetcher of depth 2 has four slots: two that are ready, one that is read, one that was read last."""
     command = [options.sidestream, "plan", "--json", f"--device={options.device}", f"--items={steps}", f"--bytes={batch_bytes}B",
-               f"--compute={compute_s * 1e9:.0f}ns"]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+               f"--compute={compute_s * 1e9:.0f}ns", f"--depth={SLOTS}"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def one(options, name: str, batch: int, device: torch.device) -> tuple[dict, list[float], int]:
