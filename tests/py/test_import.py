@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import sidestream
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -63,3 +64,12 @@ def test_help_is_a_page_and_the_classes() -> None:
     assert len(head.splitlines()) < 70 and max(map(len, head.splitlines())) <= 145
     assert len(public) > 35 and [name for name in public if not re.search(rf"\b{name}\b", head)] == []
     assert text.count("inherited from builtins.BaseException") <= 3
+
+
+@pytest.mark.parametrize("use", ["from sidestream.torch import Prefetcher", "sidestream.torch.pin"])
+def test_without_pytorch_it_says_what_to_install(use: str) -> None:
+    """The package itself imports without; its names do not."""
+    done = run_python("import sys\nsys.modules['torch'] = None\nimport sidestream.torch\n"
+                      f"try:\n    {use}\nexcept ImportError as error:\n    print(error, error.name, error.__cause__)")
+    said = "sidestream.torch needs PyTorch 2.9 or newer, and this Python has none: pip install 'torch>=2.9', as the extra [torch] of the package does"
+    assert done.stdout == f"{said} torch None\n"

@@ -39,6 +39,27 @@ def test_keeping_it_is_overwriting_it(feeder: Any) -> None:
     assert all(wrong(batch, 4) == 0 for batch in kept)
 
 
+@pytest.mark.parametrize("make_batch", [lambda n: torch.full((2,), float(n)), make], ids=["tensor", "nest"])
+def test_a_list_of_all_is_warned_of_once(feeder: Any, make_batch: Any) -> None:
+    prefetcher = st.Prefetcher(Indexed(20, make_batch), device="sim", static=True)
+    with pytest.warns(UserWarning, match="static=True hands out the same tensors each time.*Keep batch.clone()") as told:
+        for _ in range(2):
+            list(prefetcher)
+    assert len(told) == 1 and told[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loop_that_means_it_is_not_warned(feeder: Any) -> None:
+    prefetcher = st.Prefetcher(Indexed(30, make), device="sim", static=True)
+    for _ in range(2):
+        batches = iter(prefetcher)
+        captured = next(batches)
+        x, inputs = captured["x"], tensors(captured)
+        for batch in batches:
+            again = batch["x"]
+            assert again is x and inputs[0] is x
+
+
 def test_autograd_notices_a_refill(feeder: Any) -> None:
     w = torch.ones(4, 8, requires_grad=True)
     batches = iter(st.Prefetcher(Indexed(5), device="sim", static=True))

@@ -36,6 +36,15 @@ def test_verdicts(made: st.Stats, bound: str, gain: float, said: str) -> None:
     assert made.verdict.startswith(said) and str(made).endswith(made.verdict)
 
 
+@pytest.mark.parametrize("timed,each_s,judged", [(1, 2e-5, False), (99, 9e-4, False), (100, 2e-5, True), (1, 1e-3, True), (5, 0.02, True)])
+def test_few_batches_of_microseconds_are_not_judged(timed: int, each_s: float, judged: bool) -> None:
+    seen = st.Stats(batches=timed, timed=timed, reads=timed, device="sim", compute_s=0.9 * each_s * timed, lost_other_s=0.1 * each_s * timed)
+    assert (seen.bound != "unknown") == judged and (seen.gain > 0) == judged
+    assert seen.verdict.startswith("too short to judge") == (not judged)
+    if not judged:
+        assert f"{timed} batches of {1e3 * each_s:g} ms were timed; it takes 100, or batches of 1 ms and more" in str(seen)
+
+
 def test_a_difference_is_what_lies_between() -> None:
     between = of_gpu(31, 88, 2, loader=57) - of_gpu(11, 28, 1, loader=7)
     assert between.compute_s == pytest.approx(2.0) and between.loader_s == pytest.approx(6.0) and between.lost_loader_s == pytest.approx(5.0)

@@ -3,7 +3,8 @@
     loader = sidestream.torch.Prefetcher(loader)      # the one changed line
     for batch in loader: ...                          # batches are on the GPU, in order, safe to keep
 
-Names are loaded when they are first used; importing this package imports nothing of PyTorch.
+Needs PyTorch 2.9 or newer: pip install '.[torch]' brings it. Names are loaded when they are first used; importing this package imports nothing of
+PyTorch.
 """
 from __future__ import annotations
 
@@ -36,7 +37,14 @@ def __getattr__(name: str) -> Any:
     where = _WHERE.get(name)
     if where is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{where}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{where}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError("sidestream.torch needs PyTorch 2.9 or newer, and this Python has none: pip install 'torch>=2.9', as the extra [torch] "
+                          "of the package does", name="torch") from None
+    value = globals()[name] = getattr(module, name)
     return value
 
 

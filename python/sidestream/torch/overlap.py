@@ -199,7 +199,8 @@ def overlap_transfer_and_compute(cpu_tensors: Sequence[torch.Tensor],
     compute_func: gets a tensor on the GPU. It must not block the host (`.item()`, printing), or nothing overlaps. A result that shares memory
         with its argument keeps that memory.
     buffers: device buffers that go round. 1 cannot overlap, 2 is the rule, more pay where times vary.
-    wait: block until all is computed. False: return once it is queued; the results may be used on the current stream as if computed there.
+    wait: block until all is computed. False: return once it is queued; the results may be used on the current stream as if computed there. So the
+        next call, too, comes after them: two calls do not overlap one another; give one call all the tensors.
     device: "sim" runs it on the software device, with tensors of the CPU; so does a machine without GPU, and a compute_stream of the CPU.
 
     An exception in compute_func ends the call: nothing is in flight when it comes out. ValueError, TypeError: the message names the argument."""

@@ -37,11 +37,13 @@ _books = _Books()
 def _before_fork() -> None:
     if _books.handles and _books.pid == os.getpid() and not _books.warned:
         _books.warned = True
-        warnings.warn(
-            "fork() while tensors are pinned in place: parent and child now share the pages, and the first of them to write to one gets another "
-            "page, while the GPU goes on with the old one. Fork first: start DataLoader workers before pin(), or start them with "
-            "multiprocessing_context='spawn' or 'forkserver'.",
-            RuntimeWarning, stacklevel=3)
+        if any(handle._is_cuda for handle in _books.handles):
+            why = ("parent and child now share the pages, and the first of them to write to one gets another page, while the GPU goes on with the "
+                   "old one")
+        else:
+            why = "the software device does not mind, but on a GPU the first of parent and child to write to a page would part it from the GPU"
+        warnings.warn(f"fork() while tensors are pinned in place: {why}. Fork first: start DataLoader workers before pin(), or start them with "
+                      "multiprocessing_context='spawn' or 'forkserver'.", RuntimeWarning, stacklevel=3)
 
 
 class Pinned:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Iterable, Iterator, NoReturn, TypeVar
 
 import torch
 
+from .. import _native
 from ._common import native_stream
 from .lane import LOANS, Lane
 from .layout import Plan
@@ -27,6 +28,7 @@ __all__ = ["Prefetcher", "used_on"]
 Batch = TypeVar("Batch")
 _log = logging.getLogger("sidestream.torch")
 _POLICIES = ("copy", "raise", "wait")
+_KEPT_ALL = 6  # batches of a fixed set, from which on to hold it as often is taken for a mistake
 _GRACE_SECONDS = 0.002  # autograd's threads drop what they saved a little after backward() has returned
 
 
@@ -55,7 +57,8 @@ class Prefetcher(Generic[Batch]):
         once), "raise" raises RuntimeError, "wait" waits up to `timeout` seconds, and raises at once where nobody else could let
         go.
     static: hands out the same tensors, at the same addresses, each time, refilled by one copy on the current stream: what CUDA
-        graphs need. Then a batch that is kept is overwritten by next(), and all batches must have one layout (drop_last=True).
+        graphs need. Then a batch that is kept is overwritten by next(): list(prefetcher) is one batch many times (a warning says
+        so once). All batches must have one layout (drop_last=True).
     timeout: seconds to wait for the device, or for a held batch, before an error.
 
     The loader must not write to tensors that it has already given out; they are kept until they are copied. iter(loader) and the
@@ -254,6 +257,8 @@ class Prefetcher(Generic[Batch]):
         if item.plan is None:
             self._finish(run, item)
         copying = item.ring is not None and not self._static and self._must_copy()
+        if self._set is not None and self._delivered >= _KEPT_ALL and not self._warned:
+            self._check_kept(self._set)
         run.pending = None
         try:
             batch = unflatten(item.node, self._leaves(item, item.plan, copying))
@@ -387,6 +392,15 @@ class Prefetcher(Generic[Batch]):
                 raise RuntimeError(f"on_hold='wait': {said}, and none was let go of in {self._timeout:g} s (timeout=)")
         return False
 
+    def _check_kept(self, fixed: StaticSet) -> None:
+        """Warns where all batches of the epoch are still held: a loop that means to keep the one set has it a few times, a list of all once for
+        each."""
+        held = fixed.references()
+        if held >= self._delivered:
+            self._warned = True
+            warnings.warn(f"static=True hands out the same tensors each time, refilled, and this loop keeps them {held} times: all that it keeps "
+                          "becomes the next batch. Keep batch.clone(), or leave static out", stacklevel=4)  # the line of the loop
+
     def _refill(self, item: Item, plan: Plan) -> list[torch.Tensor]:
         """static=True: the set, with this batch's packed part in it."""
         fixed = self._set
@@ -448,7 +462,7 @@ def used_on(batch: Any, stream: Any) -> None:
     batch: as a Prefetcher handed it out. stream: torch.cuda.Stream, or a CUstream as an int; the stream that was current in
         next() need not be named. What lies in PyTorch's own memory (copies of held batches, what went by .to()) gets
         Tensor.record_stream; on slots that call does nothing, so it is no substitute. CPU tensors: nothing to do."""
-    native = native_stream("used_on", stream)
+    native = stream if isinstance(stream, _native.Stream) else native_stream("used_on", stream)
     loans = [(address, address + loan.nbytes, loan) for address, loan in list(LOANS.items()) if loan.alive]
     used = {}
     for leaf in flatten(batch)[0]:

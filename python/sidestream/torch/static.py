@@ -1,6 +1,7 @@
 """static=True: one set of tensors at fixed addresses, as CUDA graphs want their inputs, refilled for each batch."""
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -46,6 +47,11 @@ class StaticSet:
                                      "drop_last=True leaves out a short last batch")
             raise ValueError(f"static=True: the first batch had {len(self.specs) + len(self.places)} tensors, this one has "
                              f"{len(plan.specs) + len(plan.others)}, or others of them are packed. A fixed set takes batches of one layout")
+
+    def references(self) -> int:
+        """How often the caller holds a tensor of the set, of the first few."""
+        some = [*self.packed[:4], *list(self.others.values())[:4]]
+        return max((sys.getrefcount(some[i]) - 3 for i in range(len(some))), default=0)  # without the set's, the list's and the call's
 
     def wait(self) -> None:
         """The refill comes after what the streams of used_on have queued so far."""

@@ -6,6 +6,7 @@ import dataclasses
 __all__ = ["Stats"]
 
 _SMALL = 0.03  # of a batch's time: less than this lost is nothing to gain
+_SHORT_S, _FEW = 1e-3, 100  # batches that are shorter are noise until there are so many: clock, scheduler and Python take tens of microseconds
 _KEPT = ("slots", "device", "simulated", "plain")  # of a difference: as they are now
 
 
@@ -51,8 +52,9 @@ class Stats:
 
     @property
     def bound(self) -> str:
-        """What the loop waits for most: "compute", "loader", "staging", "link", "slots", "other"; "unknown" where nothing was timed."""
-        if self.timed == 0 or self.compute_s + self.lost_s <= 0:
+        """What the loop waits for most: "compute", "loader", "staging", "link", "slots", "other". "unknown" where nothing was timed, or fewer than
+        100 batches of less than a millisecond were: too short to judge."""
+        if self.timed == 0 or self.compute_s + self.lost_s <= 0 or self._too_short:
             return "unknown"
         if self.lost_s < _SMALL * (self.compute_s + self.lost_s):
             return "compute"
@@ -80,6 +82,10 @@ class Stats:
     def copy_ms(self) -> float:
         return 1e3 * self.copy_s / self.timed if self.timed else 0.0
 
+    @property
+    def _too_short(self) -> bool:
+        return 0 < self.timed < _FEW and self.compute_s + self.lost_s < _SHORT_S * self.timed
+
     def _lost(self) -> dict[str, float]:
         return {"loader": self.lost_loader_s, "staging": self.lost_staging_s, "link": self.lost_link_s, "slots": self.lost_slots_s,
                 "other": self.lost_other_s}
@@ -88,6 +94,9 @@ class Stats:
     def verdict(self) -> str:
         """One sentence: what bounds the loop, and what there is to do."""
         bound = self.bound
+        if self._too_short:
+            each = _ms(1e3 * (self.compute_s + self.lost_s) / self.timed)
+            return f"too short to judge: {self.timed} batches of {each} ms were timed; it takes {_FEW}, or batches of {1e3 * _SHORT_S:g} ms and more"
         if bound == "unknown":
             return "nothing was timed yet: no batch was handed out and worked on"
         who, compute = "GPU" if self.device.startswith("cuda") else "loop", _ms(self.compute_ms)
