@@ -307,17 +307,24 @@ static PyObject *buffer_repr(PyObject *object)
 
 /* clang-format off */
 PyDoc_STRVAR(buffer_doc,
-"Device or pinned memory with a shape and a dtype, in C order. Made by Device.alloc and .empty, PinnedPool.alloc and .empty, and as the memory of slots and items.\n\n"
-"Exports DLPack, and the buffer protocol where the host can reach it (pinned memory, and all memory of the software device): numpy.asarray(b), numpy.from_dlpack(b), "
-"torch.from_dlpack(b). An export waits for what copies and operations of this package queued to write it: the host blocks, a CUDA consumer's stream waits.\n\n"
-"The memory lives as long as the buffer, its views and its exports. Then it is freed once what was queued on the streams that used it is done; used_on() names streams "
-"that this package does not know of. Memory of slots and items ends with them: later use raises WrongState, and exports must not be used any more.");
+"Device or pinned memory with a shape and a dtype, in C order. Made by Device.alloc and .empty,\n"
+"PinnedPool.alloc and .empty, and as the memory of slots and items.\n\n"
+"Exports DLPack, and the buffer protocol where the host can reach it (pinned memory, and all memory of the\n"
+"software device): numpy.asarray(b), numpy.from_dlpack(b), torch.from_dlpack(b). An export waits for what\n"
+"copies and operations of this package queued to write it: the host blocks, a CUDA consumer's stream waits.\n\n"
+"The memory lives as long as the buffer, its views and its exports. Then it is freed once what was queued on\n"
+"the streams that used it is done; used_on() names streams that this package does not know of. Memory of slots\n"
+"and items ends with them: later use raises WrongState, and exports must not be used any more.");
 
 static PyMethodDef buffer_methods[] = {
     {"view", (PyCFunction)(void (*)(void))buffer_view, METH_VARARGS | METH_KEYWORDS,
-     "view($self, dtype=None, shape=None, offset=0)\n--\n\nThe same memory from `offset` (bytes) on, with another dtype or shape; one dimension over the rest where no shape is given."},
+     "view($self, dtype=None, shape=None, offset=0)\n--\n\n"
+     "The same memory from `offset` (bytes) on, with another dtype or shape; one dimension over the rest where no\n"
+     "shape is given."},
     {"used_on", buffer_used_on, METH_O,
-     "used_on($self, stream, /)\n--\n\nWork of your own on `stream` uses the memory: it is not reused before what is queued there when the buffer dies is done."},
+     "used_on($self, stream, /)\n--\n\n"
+     "Work of your own on `stream` uses the memory: it is not reused before what is queued there when the buffer\n"
+     "dies is done."},
     {"__dlpack__", (PyCFunction)(void (*)(void))buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA DLPack capsule, as the array API says."},
     {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\n(type, number) of the device, as DLPack has them."},

@@ -247,16 +247,22 @@ static PyObject *device_repr(PyObject *object)
 PyDoc_STRVAR(device_doc,
 "Device(spec=\"auto\")\n--\n\n"
 "A GPU, or the software device.\n\n"
-"spec: \"auto\" (the first GPU, else \"sim\"; the environment's SIDESTREAM_DEVICE overrides), \"cuda\", \"cuda:N\", \"sim\", \"sim:PROFILE[,key=value...]\".\n"
-"Blocks while the context is made (a second or so at the first use of a GPU). Raises NoDevice, DriverTooOld, InvalidArgument (a spec that does not parse).\n"
+"spec: \"auto\" (the first GPU, else \"sim\"; the environment's SIDESTREAM_DEVICE overrides), \"cuda\",\n"
+"\"cuda:N\", \"sim\", \"sim:PROFILE[,key=value...]\".\n"
+"Blocks while the context is made (a second or so at the first use of a GPU). Raises NoDevice, DriverTooOld,\n"
+"InvalidArgument (a spec that does not parse).\n"
 "Streams, buffers and all else made from it keep it open; close() only ends the use of this object.");
 
 static PyMethodDef device_methods[] = {
     {"alloc", (PyCFunction)(void (*)(void))device_alloc, METH_VARARGS | METH_KEYWORDS,
      "alloc($self, nbytes)\n--\n\nDevice memory: a Buffer of bytes, at least 256-byte aligned, not initialised. Raises OutOfDeviceMemory."},
     {"empty", (PyCFunction)(void (*)(void))device_empty, METH_VARARGS | METH_KEYWORDS,
-     "empty($self, shape, dtype=\"uint8\")\n--\n\nDevice memory with a shape (a number or a sequence) and a dtype (a name, or NumPy's or torch's). Raises OutOfDeviceMemory."},
-    {"close", device_close, METH_NOARGS, "close($self, /)\n--\n\nNothing more is made from it. The device is closed for good once all that was made from it is gone. May be called again."},
+     "empty($self, shape, dtype=\"uint8\")\n--\n\n"
+     "Device memory with a shape (a number or a sequence) and a dtype (a name, or NumPy's or torch's). Raises\n"
+     "OutOfDeviceMemory."},
+    {"close", device_close, METH_NOARGS, "close($self, /)\n--\n\n"
+     "Nothing more is made from it. The device is closed for good once all that was made from it is gone. May be\n"
+     "called again."},
     {"memory", device_memory, METH_NOARGS, "memory($self, /)\n--\n\n(free, total) bytes of device memory."},
     {"now_ns", device_now_ns, METH_NOARGS, "now_ns($self, /)\n--\n\nThe host clock to measure this device's work by, in ns: monotonic, or the calling thread's virtual clock on sim."},
     {"__enter__", device_enter, METH_NOARGS, NULL},
@@ -271,7 +277,8 @@ static PyGetSetDef device_getset[] = {
     {"simulated", device_simulated, NULL, "Times are of a model, not of hardware; device memory is host memory.", NULL},
     {"ordinal", device_ordinal, NULL, "Number among the devices of its kind.", NULL},
     {"props", device_props, NULL, "All properties, as a dict.", NULL},
-    {"link", device_link, NULL, "The link to the host, as a dict: kind, generation, width (as it runs now), max_generation, max_width, peak_gbps (1e9 bytes/s, one direction).", NULL},
+    {"link", device_link, NULL, "The link to the host, as a dict: kind, generation, width (as it runs now), max_generation, max_width,\n"
+     "peak_gbps (1e9 bytes/s, one direction).", NULL},
     {"closed", device_closed, NULL, "close() was called.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -16,8 +16,9 @@ struct kind {
 
 /* clang-format off */
 static const struct kind kinds[] = {
-    {SIDE_OK, "Error", "A call of the library failed. `status` (number), `status_name` (\"SIDE_STUCK\"), `where` (the call that failed, as \"cuMemHostRegister\"), "
-                       "`os_errno` and `device_code` (the driver's own number; both 0 where there is none). The message says what, which argument, and the fix.", 0, NULL},
+    {SIDE_OK, "Error", "A call of the library failed; the message says what, which argument, and the fix.\n\n"
+                       "`status` (number), `status_name` (\"SIDE_STUCK\"), `where` (the call that failed, as \"cuMemHostRegister\"),\n"
+                       "`os_errno` and `device_code` (the driver's own number; both 0 where there is none).", 0, NULL},
     {SIDE_INVALID, "InvalidArgument", "An argument is at fault; the message names it.", 0, &PyExc_ValueError},
     {SIDE_TOO_LARGE, "TooLarge", "Larger than the slot or the limit.", 0, &PyExc_ValueError},
     {SIDE_NO_MEMORY, "OutOfHostMemory", "The system gave no memory.", 0, &PyExc_MemoryError},

@@ -191,13 +191,16 @@ static PyObject *event_repr(PyObject *object)
 /* clang-format off */
 PyDoc_STRVAR(event_doc,
 "Event(device, timing=False)\n--\n\n"
-"A point in a stream. Recording again moves the point; earlier waits keep the old one. An event that was never recorded counts as done.");
+"A point in a stream. Recording again moves the point; earlier waits keep the old one. An event that was never\n"
+"recorded counts as done.");
 
 static PyMethodDef event_methods[] = {
     {"record", event_record, METH_O, "record($self, stream, /)\n--\n\nThe event is what is queued on `stream` so far. Does not block. Returns the event."},
     {"query", event_query, METH_NOARGS, "query($self, /)\n--\n\nTrue once it is done. Does not block."},
     {"wait", (PyCFunction)(void (*)(void))event_wait, METH_VARARGS | METH_KEYWORDS,
-     "wait($self, timeout=0)\n--\n\nBlocks the host until it is done, at most `timeout` seconds (0: for ever), else raises Stuck. Other threads run meanwhile; Ctrl-C ends it."},
+     "wait($self, timeout=0)\n--\n\n"
+     "Blocks the host until it is done, at most `timeout` seconds (0: for ever), else raises Stuck. Other threads\n"
+     "run meanwhile; Ctrl-C ends it."},
     {"elapsed", event_elapsed, METH_O, "elapsed($self, end, /)\n--\n\nSeconds on the device from this event to `end`. Both with timing, recorded and done, else raises WrongState."},
     {NULL, NULL, 0, NULL},
 };

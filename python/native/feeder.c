@@ -468,11 +468,13 @@ static PyObject *feeder_stats(PyObject *self, PyObject *unused)
 /* clang-format off */
 static PyMethodDef feeder_methods[] = {
     {"submit", feeder_submit, METH_VARARGS,
-     "submit($self, pieces, keep, /)\n--\n\nQueues one batch: a list of (address, bytes, offset in the slot). `keep` is held until the batch is copied. Returns its "
-     "number. Blocks, without the GIL, while the queue is full."},
+     "submit($self, pieces, keep, /)\n--\n\n"
+     "Queues one batch: a list of (address, bytes, offset in the slot). `keep` is held until the batch is copied.\n"
+     "Returns its number. Blocks, without the GIL, while the queue is full."},
     {"next", feeder_next, METH_VARARGS,
-     "next($self, stream, leaves, convert, /)\n--\n\nThe next batch, ready on `stream`: (Loan, list of convert(capsule)), one for each leaf (offset, dtype code, bits, "
-     "shape, strides or None). With no leaves (or None) the loan ends with the Loan object."},
+     "next($self, stream, leaves, convert, /)\n--\n\n"
+     "The next batch, ready on `stream`: (Loan, list of convert(capsule)), one for each leaf (offset, dtype code,\n"
+     "bits, shape, strides or None). With no leaves (or None) the loan ends with the Loan object."},
     {"discard", feeder_discard, METH_NOARGS, "discard($self, /)\n--\n\nDrops what was submitted and not taken."},
     {"copied", feeder_copied, METH_NOARGS, "copied($self, /)\n--\n\nBatches 0 .. n - 1 have been copied: n. Lets go of their sources."},
     {"sweep", feeder_sweep, METH_NOARGS, "sweep($self, /)\n--\n\nLets go of all that is done with."},
@@ -485,14 +487,17 @@ static PyMethodDef feeder_methods[] = {
     {"stats", feeder_stats, METH_NOARGS, "stats($self, /)\n--\n\nCounts, bytes and seconds since the feeder was made."},
     {"cancel", feeder_cancel, METH_NOARGS, "cancel($self, /)\n--\n\nBlocked and later calls of submit and next raise Cancelled."},
     {"close", feeder_close, METH_NOARGS,
-     "close($self, /)\n--\n\nEnds the threads and lets go of the sources. Loans live on; the slots' memory goes with the last of them and this object."},
+     "close($self, /)\n--\n\n"
+     "Ends the threads and lets go of the sources. Loans live on; the slots' memory goes with the last of them and\n"
+     "this object."},
     {NULL, NULL, 0, NULL},
 };
 
 static const char feeder_doc[] =
-    "Feeder(device, *, slots, slot_bytes, memory=0, stride=0, memory_stream=-1, owner=None, copy_stream=None, queue=0, threads=0, chunk_bytes=0, "
-    "pinned_bytes=0, timing=True, timeout=0.0)\n--\n\nBatches from host memory into device slots, handed out as loans. `owner` is held while `memory`, which "
-    "slot 0 begins at, is used.";
+    "Feeder(device, *, slots, slot_bytes, memory=0, stride=0, memory_stream=-1, owner=None, copy_stream=None, queue=0, threads=0, "
+    "chunk_bytes=0, pinned_bytes=0, timing=True, timeout=0.0)\n--\n\n"
+    "Batches from host memory into device slots, handed out as loans. `owner` is held while `memory`, which slot 0\n"
+    "begins at, is used.";
 /* clang-format on */
 
 static PyType_Slot feeder_slots[] = {

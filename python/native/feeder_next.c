@@ -321,10 +321,9 @@ static PyObject *loan_alive(PyObject *self, void *unused)
 
 static PyMethodDef loan_methods[] = {
     {"use", loan_use_on, METH_O,
-     "use($self, stream, /)\n--\n\n`stream` (native handle or Stream) reads too: it waits until the batch is there, "
-     "and the slot "
-     "is rewritten only after what it has "
-     "queued when the loan ends. Raises WrongState, a RuntimeError, if the loan has ended."},
+     "use($self, stream, /)\n--\n\n"
+     "`stream` (native handle or Stream) reads too: it waits until the batch is there, and the slot is rewritten\n"
+     "only after what it has queued when the loan ends. Raises WrongState, a RuntimeError, if the loan has ended."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -339,7 +338,8 @@ static PyGetSetDef loan_getset[] = {
 
 /* clang-format off */
 static const char loan_doc[] =
-    "A batch that Feeder.next handed out. Only its name: the loan ends when its last tensor dies, on whatever thread, and not with this object.";
+    "A batch that Feeder.next handed out. Only its name: the loan ends when its last tensor dies, on whatever\n"
+    "thread, and not with this object.";
 /* clang-format on */
 
 static PyType_Slot loan_slots[] = {

@@ -372,8 +372,10 @@ static PyObject *host_fork_count(PyObject *module, PyObject *unused)
 /* clang-format off */
 static PyMethodDef host_functions[] = {
     {"copy_d2h", host_copy, METH_VARARGS,
-     "copy_d2h($module, device, copy_stream, after_stream, dst, src, nbytes, /)\n--\n\nQueues a copy from device memory at `src` to the start of `dst` on `copy_stream`, after what "
-     "`after_stream` (native handle; -1: nothing) has queued so far. Returns the Event behind it. `src` must live until that is done; `dst` looks after itself."},
+     "copy_d2h($module, device, copy_stream, after_stream, dst, src, nbytes, /)\n--\n\n"
+     "Queues a copy from device memory at `src` to the start of `dst` on `copy_stream`, after what `after_stream`\n"
+     "(native handle; -1: nothing) has queued so far. Returns the Event behind it. `src` must live until that is\n"
+     "done; `dst` looks after itself."},
     {"pin", host_pin, METH_VARARGS,
      "pin($module, device, address, nbytes, /)\n--\n\nPins memory in place. It must stay mapped until unpin. Raises OverBudget over the pinned budget."},
     {"unpin", host_unpin, METH_VARARGS, "unpin($module, device, address, /)\n--\n\nUndoes pin of that address. Copies on it must be done."},
@@ -384,8 +386,8 @@ static PyMethodDef host_functions[] = {
 
 static const char host_doc[] =
     "HostBuffer(device, nbytes)\n--\n\n"
-    "Pinned memory from the device's pool. It goes back there once this object and all tensors made of its capsules are gone, and copies into it are done. "
-    "Raises OverBudget where that much may not be pinned.";
+    "Pinned memory from the device's pool. It goes back there once this object and all tensors made of its capsules\n"
+    "are gone, and copies into it are done. Raises OverBudget where that much may not be pinned.";
 
 static PyMethodDef host_methods[] = {
     {"capsule", host_capsule, METH_VARARGS,

@@ -167,8 +167,8 @@ static PyObject *item_repr(PyObject *object)
 
 /* clang-format off */
 PyDoc_STRVAR(item_doc,
-"One item of a pipeline. data and result (None without results) are device memory that goes back when compute returns, or when the item is done; use them on the stream "
-"that belongs to the item, and only until then.");
+"One item of a pipeline. data and result (None without results) are device memory that goes back when compute\n"
+"returns, or when the item is done; use them on the stream that belongs to the item, and only until then.");
 
 static PyGetSetDef item_getset[] = {
     {"number", item_number, NULL, "Number of the item, from 0.", NULL},

@@ -270,8 +270,8 @@ static PyObject *xxh3_digest(PyObject *module, PyObject *args, PyObject *kwargs)
 
 static PyMethodDef functions[] = {
     {"xxh3_digest", (PyCFunction)(void (*)(void))xxh3_digest, METH_VARARGS | METH_KEYWORDS,
-     "xxh3_digest(sums, tail, total)\n--\n\nXXH3 (64 bits) of `total` bytes, from the sums that Stream.xxh3_blocks "
-     "made of the first (total - 1) // 1024 "
+     "xxh3_digest(sums, tail, total)\n--\n\n"
+     "XXH3 (64 bits) of `total` bytes, from the sums that Stream.xxh3_blocks made of the first (total - 1) // 1024\n"
      "blocks of 1 KiB, in order (none where total is under 241), and the last min(total, 1088) bytes."},
     {NULL, NULL, 0, NULL},
 };

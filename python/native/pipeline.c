@@ -508,33 +508,48 @@ static PyObject *pipeline_repr(PyObject *object)
 
 /* clang-format off */
 PyDoc_STRVAR(pipeline_doc,
-"Pipeline(device, source, compute=None, sink=None, *, item_bytes=0, result_bytes=0, depth=0, window=0, streams=0, compute_streams=None, chunk_bytes=0, "
-"pinned_bytes=0, threads=0, timeout=0.0, log=None, progress=None)\n--\n\n"
+"Pipeline(device, source, compute=None, sink=None, *, item_bytes=0, result_bytes=0, depth=0, window=0, streams=0, compute_streams=None, "
+"chunk_bytes=0, pinned_bytes=0, threads=0, timeout=0.0, log=None, progress=None)\n--\n\n"
 "source -> H2D -> compute -> D2H -> sink, all at the same time, with bounded memory.\n\n"
-"source: a list of arrays (an item may be a list of arrays, which are packed; contiguous; the buffer protocol or DLPack; any host memory, best pinned), a callable "
-"source(number, view) that fills the writable memoryview and returns its bytes, or None for no more; an open binary file, or (file, offset, length), where file may be a descriptor, too.\n"
-"compute: compute(stream, item) queues the item's work on `stream` and returns; called in order on the thread that runs the pipeline. See Item.\n"
-"sink: a list of writable arrays, a callable sink(number, view) that reads the memoryview, an open binary file, or (file, offset). Source and sink callables run on threads of the "
-"library's, in order, one call at a time each; views end with the call.\n"
-"item_bytes, result_bytes: the largest item and result; 0: from the arrays. depth: slots in each device ring; 0: 3. window: items queued and unfinished; 0: 2 * depth.\n"
-"streams: compute streams, made here; compute_streams: Streams of yours. chunk_bytes, pinned_bytes, threads: of staging; 0: default. timeout: seconds that the device may take "
-"before Stuck; 0: 30. log: a Log. progress(items, bytes_in, bytes_out): from the running thread.\n\n"
-"Arrays, files and callables are held until the pipeline is closed or dropped. An exception in a callback ends the run, and is raised by it. Raises OutOfDeviceMemory, OverBudget.");
+"source: a list of arrays (an item may be a list of arrays, which are packed; contiguous; the buffer protocol\n"
+"or DLPack; any host memory, best pinned), a callable source(number, view) that fills the writable memoryview\n"
+"and returns its bytes, or None for no more; an open binary file, or (file, offset, length), where file may be\n"
+"a descriptor, too.\n"
+"compute: compute(stream, item) queues the item's work on `stream` and returns; called in order on the thread\n"
+"that runs the pipeline. See Item.\n"
+"sink: a list of writable arrays, a callable sink(number, view) that reads the memoryview, an open binary file,\n"
+"or (file, offset). Source and sink callables run on threads of the library's, in order, one call at a time\n"
+"each; views end with the call.\n"
+"item_bytes, result_bytes: the largest item and result; 0: from the arrays. depth: slots in each device ring;\n"
+"0: 3. window: items queued and unfinished; 0: 2 * depth.\n"
+"streams: compute streams, made here; compute_streams: Streams of yours. chunk_bytes, pinned_bytes, threads: of\n"
+"staging; 0: default. timeout: seconds that the device may take before Stuck; 0: 30. log: a Log.\n"
+"progress(items, bytes_in, bytes_out): from the running thread.\n\n"
+"Arrays, files and callables are held until the pipeline is closed or dropped. An exception in a callback ends\n"
+"the run, and is raised by it. Raises OutOfDeviceMemory, OverBudget.");
 
 static PyMethodDef pipeline_methods[] = {
     {"run", pipeline_run, METH_NOARGS,
-     "run($self, /)\n--\n\nRuns everything; returns when all results have arrived and nothing is in flight: a dict (see stats). May be called again: sources start anew. On an error or "
-     "cancel it drains first, and the pipeline cannot be used any more. Ctrl-C ends it. Raises Cancelled, Stuck, DeviceLost and what callbacks raised."},
+     "run($self, /)\n--\n\n"
+     "Runs everything; returns when all results have arrived and nothing is in flight: a dict (see stats). May be\n"
+     "called again: sources start anew. On an error or cancel it drains first, and the pipeline cannot be used any\n"
+     "more. Ctrl-C ends it. Raises Cancelled, Stuck, DeviceLost and what callbacks raised."},
     {"pull", pipeline_pull, METH_O,
-     "pull($self, stream, /)\n--\n\nIterates over the items, each ready on `stream`. Asking for the next one says that what is queued on `stream` so far has read (and its result written) the one "
-     "before; it goes on where an earlier pull stopped (see rewind), and after the last item with the first."},
-    {"next", pipeline_next, METH_O, "next($self, stream, /)\n--\n\nThe next Item, ready on `stream`; None after the last, and then a new pass begins. Several may be held, fewer than depth (WouldDeadlock)."},
+     "pull($self, stream, /)\n--\n\n"
+     "Iterates over the items, each ready on `stream`. Asking for the next one says that what is queued on `stream`\n"
+     "so far has read (and its result written) the one before; it goes on where an earlier pull stopped (see\n"
+     "rewind), and after the last item with the first."},
+    {"next", pipeline_next, METH_O, "next($self, stream, /)\n--\n\n"
+     "The next Item, ready on `stream`; None after the last, and then a new pass begins. Several may be held, fewer\n"
+     "than depth (WouldDeadlock)."},
     {"done", (PyCFunction)(void (*)(void))pipeline_done, METH_VARARGS | METH_KEYWORDS,
      "done($self, item, stream)\n--\n\nWhat is queued on `stream` so far has read the item, and written its result. Any order."},
     {"rewind", pipeline_rewind, METH_NOARGS, "rewind($self, /)\n--\n\nBlocks until all results are in the sink; then the next item is the first. Items must be done."},
     {"stats", pipeline_stats, METH_NOARGS,
-     "stats($self, /)\n--\n\nA dict: items, bytes_in, bytes_out, time_s (virtual on sim), source_wait_s, sink_wait_s, device_wait_s, stage_busy_s, drain_busy_s; as used: depth, window, "
-     "streams, threads, staging_slots, chunk_bytes, pinned_bytes, device_bytes, disabled."},
+     "stats($self, /)\n--\n\n"
+     "A dict: items, bytes_in, bytes_out, time_s (virtual on sim), source_wait_s, sink_wait_s, device_wait_s,\n"
+     "stage_busy_s, drain_busy_s; as used: depth, window, streams, threads, staging_slots, chunk_bytes,\n"
+     "pinned_bytes, device_bytes, disabled."},
     {"cancel", pipeline_cancel, METH_NOARGS, "cancel($self, /)\n--\n\nFrom any thread: the run, or the pulling loop, raises Cancelled once callbacks have returned and all is drained."},
     {"close", pipeline_close, METH_NOARGS, "close($self, /)\n--\n\nStops, waits for what is in flight, and lets go of arrays and callables. May be called again. Raises Stuck."},
     {"__enter__", pipeline_enter, METH_NOARGS, NULL},

@@ -232,18 +232,23 @@ static PyObject *pool_repr(PyObject *object)
 PyDoc_STRVAR(pool_doc,
 "PinnedPool(device, *, budget_bytes=0, region_bytes=0, threads=0, huge_pages=True)\n--\n\n"
 "Pinned host memory: copies from and to it run beside compute and at the full rate of the link.\n\n"
-"budget_bytes: hard limit on what is pinned; 0: a quarter of what this process may use. region_bytes: what is pinned at once for blocks under 16 MiB; 0: 64 MiB.\n"
+"budget_bytes: hard limit on what is pinned; 0: a quarter of what this process may use. region_bytes: what is\n"
+"pinned at once for blocks under 16 MiB; 0: 64 MiB.\n"
 "threads: that touch pages; 0: default. Device.pool is the device's own, with defaults.");
 
 static PyMethodDef pool_methods[] = {
     {"alloc", pool_alloc, METH_O, "alloc($self, nbytes, /)\n--\n\nA Buffer of bytes. Raises OverBudget, OutOfHostMemory."},
     {"empty", (PyCFunction)(void (*)(void))pool_empty, METH_VARARGS | METH_KEYWORDS,
-     "empty($self, shape, dtype=\"uint8\")\n--\n\nA Buffer, not initialised; numpy.asarray(b) is its array. The memory goes back to the pool when the buffer, its views and its exports are gone, "
-     "and is handed out again once the copies on it are done. May block while pages are pinned. Raises OverBudget, OutOfHostMemory."},
+     "empty($self, shape, dtype=\"uint8\")\n--\n\n"
+     "A Buffer, not initialised; numpy.asarray(b) is its array. The memory goes back to the pool when the buffer,\n"
+     "its views and its exports are gone, and is handed out again once the copies on it are done. May block while\n"
+     "pages are pinned. Raises OverBudget, OutOfHostMemory."},
     {"trim", pool_trim, METH_NOARGS, "trim($self, /)\n--\n\nUnpins what holds no block. Returns the bytes given back."},
     {"stats", pool_stats, METH_NOARGS,
-     "stats($self, /)\n--\n\nA dict: budget_bytes, pinned_bytes (registered now), granted_bytes (handed out, rounding included), asked_bytes, pending_bytes (freed, "
-     "waiting for copies), slack_bytes, peak_pinned_bytes, blocks, regions, pin_s, huge_pages, registered."},
+     "stats($self, /)\n--\n\n"
+     "A dict: budget_bytes, pinned_bytes (registered now), granted_bytes (handed out, rounding included),\n"
+     "asked_bytes, pending_bytes (freed, waiting for copies), slack_bytes, peak_pinned_bytes, blocks, regions,\n"
+     "pin_s, huge_pages, registered."},
     {NULL, NULL, 0, NULL},
 };
 

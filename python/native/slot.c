@@ -241,9 +241,11 @@ static PyObject *slot_repr(PyObject *object)
 
 /* clang-format off */
 PyDoc_STRVAR(slot_doc,
-"What Slots.acquire and Slots.take hand out. As a context manager it is published (written) or released (read) at the end of the block, by what was queued on the stream that it "
-"was made for; an exception abandons what was being written. A slot that is dropped unfinished goes back in the same way.\n\n"
-"buffer and its views and exports are for the time in between; use them after, and the next item is read or overwritten.");
+"What Slots.acquire and Slots.take hand out. As a context manager it is published (written) or released (read)\n"
+"at the end of the block, by what was queued on the stream that it was made for; an exception abandons what was\n"
+"being written. A slot that is dropped unfinished goes back in the same way.\n\n"
+"buffer and its views and exports are for the time in between; use them after, and the next item is read or\n"
+"overwritten.");
 
 static PyMethodDef slot_methods[] = {
     {"publish", (PyCFunction)(void (*)(void))slot_publish, METH_VARARGS | METH_KEYWORDS,
@@ -253,7 +255,9 @@ static PyMethodDef slot_methods[] = {
     {"release", (PyCFunction)(void (*)(void))slot_release, METH_VARARGS | METH_KEYWORDS,
      "release($self, stream=...)\n--\n\nReading ends with what is queued on `stream` so far (None: now; left out: the stream that took it)."},
     {"give_back", slot_give_back, METH_NOARGS,
-     "give_back($self, /)\n--\n\nLists and tables: after publish or release; the slot is free once its readers are done. Raises WrongState while others read it."},
+     "give_back($self, /)\n--\n\n"
+     "Lists and tables: after publish or release; the slot is free once its readers are done. Raises WrongState\n"
+     "while others read it."},
     {"view", (PyCFunction)(void (*)(void))slot_view, METH_VARARGS | METH_KEYWORDS, "view($self, dtype=None, shape=None, offset=0)\n--\n\nAs buffer.view."},
     {"__dlpack__", (PyCFunction)(void (*)(void))slot_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nAs the buffer's."},

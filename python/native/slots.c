@@ -278,21 +278,27 @@ static PyObject *slots_repr(PyObject *object)
 /* clang-format off */
 PyDoc_STRVAR(slots_doc,
 "Slots(device, policy=\"ring\", *, count, slot_bytes, where=\"device\", readers=1, timeout=0.0)\n--\n\n"
-"Memory that is written and read again and again without a race, and without waiting for more than it must. A writer waits for the readers of what lay there before, a reader "
-"for the slot's filling alone; on the device where a stream writes or reads, on the host where none is given.\n\n"
-"policy: \"ring\" (item i lies in slot i % count, and makes room after `readers` releases), \"list\" (any free slot; its holder gives it back), \"table\" (slots under keys, "
-"the least recently used goes first). where: \"device\", \"pinned\" or \"pageable\". timeout: seconds that the device may take before Stuck; 0: 30.\n\n"
+"Memory that is written and read again and again without a race, and without waiting for more than it must. A\n"
+"writer waits for the readers of what lay there before, a reader for the slot's filling alone; on the device\n"
+"where a stream writes or reads, on the host where none is given.\n\n"
+"policy: \"ring\" (item i lies in slot i % count, and makes room after `readers` releases), \"list\" (any free\n"
+"slot; its holder gives it back), \"table\" (slots under keys, the least recently used goes first). where:\n"
+"\"device\", \"pinned\" or \"pageable\". timeout: seconds that the device may take before Stuck; 0: 30.\n\n"
 "    with slots.acquire(copy_stream) as slot: copy_stream.copy(slot.buffer, array)     # published at the end\n"
 "    with slots.take(0, stream) as slot: stream.affine(out, slot.view(\"float32\"), 2)   # released at the end\n\n"
-"Any thread may use them. Calls that wait release the GIL; Ctrl-C and cancel() from another thread end them. A wait for the device alone, where no stream is given, goes on to its end, at most `timeout` seconds.");
+"Any thread may use them. Calls that wait release the GIL; Ctrl-C and cancel() from another thread end them. A\n"
+"wait for the device alone, where no stream is given, goes on to its end, at most `timeout` seconds.");
 
 static PyMethodDef slots_methods[] = {
     {"acquire", (PyCFunction)(void (*)(void))slots_acquire, METH_VARARGS | METH_KEYWORDS,
-     "acquire($self, writer=None, key=0, block=True)\n--\n\nA Slot to write: `writer` (a Stream) waits for the readers of what lay there before; None: the host does. Blocks until a "
-     "slot is free; block=False: None instead. key: of tables. Raises WouldDeadlock, Cancelled, Stuck."},
+     "acquire($self, writer=None, key=0, block=True)\n--\n\n"
+     "A Slot to write: `writer` (a Stream) waits for the readers of what lay there before; None: the host does.\n"
+     "Blocks until a slot is free; block=False: None instead. key: of tables. Raises WouldDeadlock, Cancelled,\n"
+     "Stuck."},
     {"take", (PyCFunction)(void (*)(void))slots_take, METH_VARARGS | METH_KEYWORDS,
-     "take($self, key, reader=None, block=True)\n--\n\nA Slot to read: item number (ring), slot number (list) or key (table). Blocks until it was published, and makes `reader` (a "
-     "Stream; None: the host) wait until it is filled. Raises NotFound, Cancelled, Stuck."},
+     "take($self, key, reader=None, block=True)\n--\n\n"
+     "A Slot to read: item number (ring), slot number (list) or key (table). Blocks until it was published, and\n"
+     "makes `reader` (a Stream; None: the host) wait until it is filled. Raises NotFound, Cancelled, Stuck."},
     {"cancel", slots_cancel, METH_NOARGS, "cancel($self, /)\n--\n\nAll waiting and later calls raise Cancelled; there is no way back."},
     {"drain", (PyCFunction)(void (*)(void))slots_drain, METH_VARARGS | METH_KEYWORDS,
      "drain($self, timeout=30.0)\n--\n\nBlocks until all that was published and released so far is done on the device; Stuck after `timeout` seconds."},

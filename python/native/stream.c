@@ -418,29 +418,40 @@ static PyObject *stream_repr(PyObject *object)
 /* clang-format off */
 PyDoc_STRVAR(stream_doc,
 "Stream(device)\n--\n\n"
-"A queue of operations in order. It never synchronises with CUDA's legacy stream. Dropping it does not block: queued work goes on.\n\n"
-"Objects that are given to copy() and to the named operations are held until the work on them is done. Whether it is, is looked at by synchronize(), by Event.wait()\n"
+"A queue of operations in order. It never synchronises with CUDA's legacy stream. Dropping it does not block:\n"
+"queued work goes on.\n\n"
+"Objects that are given to copy() and to the named operations are held until the work on them is done. Whether\n"
+"it is, is looked at by synchronize(), by Event.wait()\n"
 "and by every few further copies; so an idle stream may hold its last few objects for longer.");
 
 static PyMethodDef stream_methods[] = {
     {"wrap", (PyCFunction)(void (*)(void))stream_wrap, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "wrap($type, device, native=0)\n--\n\nA stream of the caller's: `native` is the number of a CUstream, as torch.cuda.Stream.cuda_stream (0: CUDA's legacy stream). It must "
-     "outlive the wrapper, which does not destroy it. On sim: 0 makes a new stream, all else raises InvalidArgument."},
+     "wrap($type, device, native=0)\n--\n\n"
+     "A stream of the caller's: `native` is the number of a CUstream, as torch.cuda.Stream.cuda_stream (0: CUDA's\n"
+     "legacy stream). It must outlive the wrapper, which does not destroy it. On sim: 0 makes a new stream, all else\n"
+     "raises InvalidArgument."},
     {"record", (PyCFunction)(void (*)(void))stream_record, METH_VARARGS | METH_KEYWORDS,
      "record($self, timing=False)\n--\n\nA new Event: what is queued so far. Does not block."},
     {"wait", stream_wait, METH_O,
-     "wait($self, event, /)\n--\n\nWhat is queued after this runs after the event, or after what is queued so far on another Stream. Does not block the host."},
+     "wait($self, event, /)\n--\n\n"
+     "What is queued after this runs after the event, or after what is queued so far on another Stream. Does not\n"
+     "block the host."},
     {"synchronize", (PyCFunction)(void (*)(void))stream_synchronize, METH_VARARGS | METH_KEYWORDS,
-     "synchronize($self, timeout=0)\n--\n\nBlocks the host until all that was queued is done, at most `timeout` seconds (0: for ever), else raises Stuck. Other threads run "
-     "meanwhile; Ctrl-C ends it."},
+     "synchronize($self, timeout=0)\n--\n\n"
+     "Blocks the host until all that was queued is done, at most `timeout` seconds (0: for ever), else raises Stuck.\n"
+     "Other threads run meanwhile; Ctrl-C ends it."},
     {"copy", (PyCFunction)(void (*)(void))stream_copy, METH_VARARGS | METH_KEYWORDS,
-     "copy($self, dst, src, nbytes=None, dst_offset=0, src_offset=0)\n--\n\nQueues one copy; at least one side is device memory. dst and src: Buffers, or contiguous objects "
-     "with the buffer protocol or DLPack; both are held until the copy is done. nbytes (None: to the end of src) and offsets are bytes. From and to pageable host "
-     "memory the driver may block (other threads run). Raises TooLarge, ValueError."},
+     "copy($self, dst, src, nbytes=None, dst_offset=0, src_offset=0)\n--\n\n"
+     "Queues one copy; at least one side is device memory. dst and src: Buffers, or contiguous objects with the\n"
+     "buffer protocol or DLPack; both are held until the copy is done. nbytes (None: to the end of src) and offsets\n"
+     "are bytes. From and to pageable host memory the driver may block (other threads run). Raises TooLarge,\n"
+     "ValueError."},
     {"fill", (PyCFunction)(void (*)(void))stream_fill, METH_VARARGS | METH_KEYWORDS,
      "fill($self, dst, value=0)\n--\n\nSets every byte of device memory to `value` (0..255)."},
     {"matmul", (PyCFunction)(void (*)(void))stream_matmul, METH_VARARGS | METH_KEYWORDS,
-     "matmul($self, out, a, b, math=\"fp32\")\n--\n\nout (m, n) = a (m, k) @ b (k, n), row-major device memory. math: fp32, tf32, bf16. Raises NoLibrary without cuBLAS."},
+     "matmul($self, out, a, b, math=\"fp32\")\n--\n\n"
+     "out (m, n) = a (m, k) @ b (k, n), row-major device memory. math: fp32, tf32, bf16. Raises NoLibrary without\n"
+     "cuBLAS."},
     {"cast", (PyCFunction)(void (*)(void))stream_cast, METH_VARARGS | METH_KEYWORDS,
      "cast($self, out, data)\n--\n\nout[i] = data[i], between float32, float16, bfloat16 and uint8, to the nearest even."},
     {"affine", (PyCFunction)(void (*)(void))stream_affine, METH_VARARGS | METH_KEYWORDS,

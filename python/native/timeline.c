@@ -334,14 +334,19 @@ static PyObject *log_repr(PyObject *object)
 /* clang-format off */
 PyDoc_STRVAR(log_doc,
 "Log(device, capacity=0)\n--\n\n"
-"What ran when on the device, and what overlapped. Pipelines fill it (log=...); work of your own is put between begin() and end(). At most `capacity` spans (0: 65536); more are "
-"counted in `dropped`. spans(), account() and the drawings wait for the logged work, 30 s at most (Stuck).");
+"What ran when on the device, and what overlapped. Pipelines fill it (log=...); work of your own is put between\n"
+"begin() and end(). At most `capacity` spans (0: 65536); more are counted in `dropped`. spans(), account() and\n"
+"the drawings wait for the logged work, 30 s at most (Stuck).");
 
 static PyMethodDef log_methods[] = {
     {"spans", log_spans, METH_NOARGS,
-     "spans($self, /)\n--\n\nDicts, by begin: name, lane (\"H2D\", \"compute\", \"D2H\"), item (or None), begin_ns, end_ns (on the device, from the log's origin), queued_ns (by the host), bytes, stream."},
+     "spans($self, /)\n--\n\n"
+     "Dicts, by begin: name, lane (\"H2D\", \"compute\", \"D2H\"), item (or None), begin_ns, end_ns (on the device,\n"
+     "from the log's origin), queued_ns (by the host), bytes, stream."},
     {"account", log_account, METH_NOARGS,
-     "account($self, /)\n--\n\nA dict: total_s, compute_busy_s, h2d_busy_s, d2h_busy_s, copy_busy_s, copy_hidden_s, exposed_s, idle_s; the shares compute_busy, link_busy, copy_hidden (0..1); h2d_bytes, d2h_bytes."},
+     "account($self, /)\n--\n\n"
+     "A dict: total_s, compute_busy_s, h2d_busy_s, d2h_busy_s, copy_busy_s, copy_hidden_s, exposed_s, idle_s; the\n"
+     "shares compute_busy, link_busy, copy_hidden (0..1); h2d_bytes, d2h_bytes."},
     {"text", (PyCFunction)(void (*)(void))log_text, METH_VARARGS | METH_KEYWORDS,
      "text($self, width=0, ascii=False, title=None, device=None)\n--\n\nThe lanes over time, in characters. width: columns, 24..1000; 0: 80."},
     {"svg", (PyCFunction)(void (*)(void))log_svg, METH_VARARGS | METH_KEYWORDS,
