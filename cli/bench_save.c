@@ -84,12 +84,15 @@ static void set_origin(struct bench *b, bool link_measured)
 int bench_machine_save(struct bench *b, bool link_measured, const char *not_measured)
 {
     static const char *const origins[] = {"an estimate", "the profile that was there", "the software device's model"};
+    side_machine back = SIDE_MACHINE_INIT;
     side_status status;
 
     if (signals_interrupted())
         return bench_failed(b, SIDE_CANCELLED, "");
     set_origin(b, link_measured);
     status = side_machine_save(b->save_path, &b->machine);
+    if (status == SIDE_OK) /* what plans will do */
+        status = side_machine_load(b->save_path, &back);
     if (status != SIDE_OK)
         return bench_failed(b, status, "cannot save the profile");
     b->saved = true;

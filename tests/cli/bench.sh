@@ -1,4 +1,4 @@
-# Bench on the software device, where times are exact: what it measures must be the model's own numbers. Its other suites: bench_more.sh.
+# Bench on the software device, where times are exact: what it measures must be the model's own numbers. Its other suites: bench_suites.sh.
 . "$CLI_TESTS/lib.bash"
 
 cat >check.py <<'PY'
