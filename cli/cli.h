@@ -16,6 +16,7 @@ int command_bench(int argc, char **argv);
 int command_demo(int argc, char **argv);
 int command_devices(int argc, char **argv);
 int command_doctor(int argc, char **argv);
+int command_plan(int argc, char **argv);
 int command_run(int argc, char **argv);
 
 /* ---- options of every command: a child of the command's argp; fill child_inputs[0] with a struct common */

@@ -235,3 +235,31 @@ bool parse_seconds(const char *text, double least, double most, double *seconds,
     *seconds = value;
     return true;
 }
+
+bool parse_ratio(const char *text, double most, double *ratio, char why[PARSE_WHY])
+{
+    const char *s = text;
+    uint64_t whole = 0;
+    double value, place = 1;
+
+    if (!digits(&s, &whole) || (*s == '.' && !(s[1] >= '0' && s[1] <= '9'))) {
+        snprintf(why, PARSE_WHY, "'%.*s' is not a share; want one such as 0.3 or 30%%", SHOWN, text);
+        return false;
+    }
+    value = (double)whole;
+    if (*s == '.')
+        for (s++; *s >= '0' && *s <= '9'; s++)
+            value += (double)(*s - '0') * (place /= 10);
+    if (strcmp(s, "%") == 0) {
+        value /= 100;
+        s++;
+    }
+    if (*s != '\0')
+        snprintf(why, PARSE_WHY, "'%.*s' is not a share; want one such as 0.3 or 30%%", SHOWN, text);
+    else if (value > most)
+        snprintf(why, PARSE_WHY, "'%.*s' is out of range; 0 to %g (%g%%) are possible", SHOWN, text, most, most * 100);
+    if (*s != '\0' || value > most)
+        return false;
+    *ratio = value;
+    return true;
+}

@@ -21,5 +21,7 @@ bool parse_list(const char *text, uint64_t least, uint64_t most, uint32_t list[P
                 char why[PARSE_WHY]);
 /* "1.2ms", "800us", "3s", "50ns": digits, at most one point, and a unit. Zero is refused, whatever `least` is. */
 bool parse_seconds(const char *text, double least, double most, double *seconds, char why[PARSE_WHY]);
+/* "0.3" or "30%": from 0 to `most`. */
+bool parse_ratio(const char *text, double most, double *ratio, char why[PARSE_WHY]);
 
 #endif

@@ -45,5 +45,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         expect(seconds >= 1e-7 && seconds <= 3600);
     else
         expect(why[0] != '\0' && memchr(why, '\0', sizeof(why)) != NULL);
+    why[0] = '\0';
+    if (parse_ratio(text, 2, &seconds, why))
+        expect(seconds >= 0 && seconds <= 2);
+    else
+        expect(why[0] != '\0' && memchr(why, '\0', sizeof(why)) != NULL);
     return 0;
 }
