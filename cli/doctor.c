@@ -161,8 +161,8 @@ struct report {
 
 static void look(struct doctor *d, struct report *r)
 {
-    const struct check *const lists[] = {doctor_gpu_checks, doctor_libs_checks, doctor_link_checks, doctor_host_checks,
-                                         doctor_use_checks};
+    const struct check *const lists[] = {doctor_gpu_checks,  doctor_libs_checks, doctor_link_checks,
+                                         doctor_host_checks, doctor_use_checks,  doctor_profile_checks};
 
     for (size_t l = 0; l < sizeof(lists) / sizeof(lists[0]); l++) {
         for (const struct check *c = lists[l]; c->id != NULL && r->count < CHECKS && !signals_interrupted(); c++) {

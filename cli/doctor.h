@@ -8,7 +8,8 @@
  *     doctor_facts.c  what several checks need, gathered once
  *     doctor_gpu.c    GPU, driver, nodes, libcuda      doctor_libs.c  toolkit, PyTorch, libraries
  *     doctor_link.c   link, NUMA, copy engines         doctor_host.c  memory and its limits
- *     doctor_use.c    who else, kernel log, environment, profile
+ *     doctor_use.c    who else, kernel log, environment
+ *     doctor_profile.c  the machine profile
  *
  * Files are read the same way with --root and without, so tests of a made root test what runs on a real one. What opens the device runs
  * without --root alone.
@@ -39,6 +40,7 @@ struct doctor_gpu {
     char name[64];  /* what the driver calls it, else "device 0x2335" */
     char bound[32]; /* kernel driver: "nvidia", "nouveau", "vfio-pci", "" */
     int minor;      /* of /dev/nvidia<minor>; -1 not known */
+    char uuid[48];  /* "GPU-..."; "" not known */
     bool visible;   /* to this process, which in a container may be one of several */
 };
 
@@ -74,7 +76,7 @@ struct check {
 };
 
 extern const struct check doctor_gpu_checks[], doctor_libs_checks[], doctor_link_checks[], doctor_host_checks[],
-    doctor_use_checks[]; /* each ends with {NULL} */
+    doctor_use_checks[], doctor_profile_checks[]; /* each ends with {NULL} */
 
 /* ---- findings (doctor.c) */
 

@@ -96,6 +96,10 @@ static void add_gpu(struct doctor *d, const char *pci, long long device)
     }
     if (doctor_value(text, "Model:", value, sizeof(value)) && *value != '\0')
         snprintf(gpu->name, sizeof(gpu->name), "%s", value);
+    /* Question marks until the GPU was first used. */
+    if (doctor_value(text, "GPU UUID:", value, sizeof(value)) && strlen(value) < sizeof(gpu->uuid) &&
+        strspn(value, "GPU-0123456789abcdef") == strlen(value))
+        strcpy(gpu->uuid, value);
     if (doctor_value(text, "Device Minor:", value, sizeof(value)) && is_digit(*value) && strlen(value) <= 4)
         gpu->minor = atoi(value);
     snprintf(path, sizeof(path), "/dev/nvidia%d", gpu->minor);

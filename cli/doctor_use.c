@@ -258,7 +258,9 @@ static void note_own(const struct doctor *d, struct said *s, const char *name, c
     else if (strcmp(name, "SIDESTREAM_DEVICE") == 0) {
         if (strncmp(value, "sim", 3) == 0 && d->gpu != NULL)
             note(s, name, "is '%.40s': auto means the software device, though there is a GPU", value);
-    } else if (strcmp(name, "SIDESTREAM_SIM_SEED") != 0)
+    } else if (strcmp(name, "SIDESTREAM_NO_FATBIN") == 0)
+        note_flag(s, name, value, "kernels are compiled at first use");
+    else if (strcmp(name, "SIDESTREAM_SIM_SEED") != 0 && strcmp(name, "SIDESTREAM_MACHINE") != 0)
         note(s, name, "is no variable that is known: it does nothing");
 }
 

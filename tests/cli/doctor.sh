@@ -1,4 +1,4 @@
-# Is the machine set up right? Machines in any state are doctor_root.py's; here are arguments, forms, and this machine.
+# Is the machine set up right? Machines in any state are doctor_check.py's; here are arguments, forms, and this machine.
 . "$CLI_TESTS/lib.bash"
 
 t help 0 'Usage: sidestream doctor*--loaded*--root=DIR*--device=SPEC*--json*Exit codes*64  bad argument*' '' doctor --help
@@ -51,6 +51,6 @@ fi
 if ! have python3; then
     skip machines 'no python3'
 else
-    python3 "$CLI_TESTS/doctor_root.py" || fail machines "doctor_root.py ended with $?"
+    python3 -B "$CLI_TESTS/doctor_check.py" || fail machines "doctor_check.py ended with $?"
 fi
 finish
