@@ -119,9 +119,9 @@ typedef int side_compute_fn(void *user, side_stream *stream, side_item *item);
 
 typedef struct side_pipeline_options {
     size_t size;
-    size_t item_bytes;                   /* largest item: size of a device slot. Needed */
-    size_t result_bytes;                 /* largest result; 0: no results */
-    uint32_t depth;                      /* slots in each device ring, 1..64; 0: 3 */
+    size_t item_bytes;   /* largest item: size of a device slot. Needed */
+    size_t result_bytes; /* largest result; 0: no results */
+    uint32_t depth; /* slots in each device ring, 1..64; 0: chosen from the machine's figures (machine.h), 2..8; at least 3 for side_pipeline_next */
     uint32_t window;                     /* items that may be queued and unfinished; 0: 2 * depth, at least 4 */
     uint32_t streams;                    /* compute streams, 1..16; 0: 1 */
     side_stream *const *compute_streams; /* the caller's own, `streams` of them; NULL: made here */
@@ -137,6 +137,7 @@ typedef struct side_pipeline_options {
     void (*progress)(void *user, uint64_t items_done, uint64_t bytes_in,
                      uint64_t bytes_out); /* from the running thread; NULL: none */
     void *progress_user;
+    double compute_s; /* a hint for depth 0: device time of one item's compute, alone; 0: not known, a depth for any */
 } side_pipeline_options;
 /* clang-format off */
 #define SIDE_PIPELINE_OPTIONS_INIT { .size = sizeof(side_pipeline_options) }

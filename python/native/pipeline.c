@@ -165,20 +165,20 @@ struct arguments {
     PyObject *device, *source, *compute, *sink, *compute_streams, *log, *progress;
     Py_ssize_t item_bytes, result_bytes, chunk_bytes, pinned_bytes;
     unsigned depth, window, streams, threads;
-    double timeout;
+    double timeout, compute_s;
 };
 
 static int parse(PyObject *args, PyObject *kwargs, struct arguments *a)
 {
-    static const char *const names[] = {
-        "device",  "source",          "compute",     "sink",         "item_bytes", "result_bytes", "depth", "window",
-        "streams", "compute_streams", "chunk_bytes", "pinned_bytes", "threads",    "timeout",      "log",   "progress",
-        NULL};
+    static const char *const names[] = {"device",       "source",       "compute", "sink",    "item_bytes",
+                                        "result_bytes", "depth",        "window",  "streams", "compute_streams",
+                                        "chunk_bytes",  "pinned_bytes", "threads", "timeout", "log",
+                                        "progress",     "compute_s",    NULL};
 
     a->compute = a->sink = a->compute_streams = a->log = a->progress = Py_None;
-    if (!native_parse(args, kwargs, "OO|OO$nnIIIOnnIdOO:Pipeline", names, &a->device, &a->source, &a->compute, &a->sink,
+    if (!native_parse(args, kwargs, "OO|OO$nnIIIOnnIdOOd:Pipeline", names, &a->device, &a->source, &a->compute, &a->sink,
                       &a->item_bytes, &a->result_bytes, &a->depth, &a->window, &a->streams, &a->compute_streams,
-                      &a->chunk_bytes, &a->pinned_bytes, &a->threads, &a->timeout, &a->log, &a->progress))
+                      &a->chunk_bytes, &a->pinned_bytes, &a->threads, &a->timeout, &a->log, &a->progress, &a->compute_s))
         return -1;
     if (a->item_bytes < 0 || a->result_bytes < 0 || a->chunk_bytes < 0 || a->pinned_bytes < 0) {
         PyErr_SetString(PyExc_ValueError, "item_bytes, result_bytes, chunk_bytes and pinned_bytes take 0 and more");
@@ -235,6 +235,7 @@ static int fill_options(struct pipeline_ref *ref, const struct arguments *a, sid
     o->chunk_bytes = (size_t)a->chunk_bytes;
     o->pinned_bytes = (size_t)a->pinned_bytes;
     o->timeout_s = a->timeout;
+    o->compute_s = a->compute_s;
     return 0;
 }
 
@@ -509,7 +510,7 @@ static PyObject *pipeline_repr(PyObject *object)
 /* clang-format off */
 PyDoc_STRVAR(pipeline_doc,
 "Pipeline(device, source, compute=None, sink=None, *, item_bytes=0, result_bytes=0, depth=0, window=0, streams=0, compute_streams=None, "
-"chunk_bytes=0, pinned_bytes=0, threads=0, timeout=0.0, log=None, progress=None)\n--\n\n"
+"chunk_bytes=0, pinned_bytes=0, threads=0, timeout=0.0, log=None, progress=None, compute_s=0.0)\n--\n\n"
 "source -> H2D -> compute -> D2H -> sink, all at the same time, with bounded memory.\n\n"
 "source: a list of arrays (an item may be a list of arrays, which are packed; contiguous; the buffer protocol\n"
 "or DLPack; any host memory, best pinned), a callable source(number, view) that fills the writable memoryview\n"
@@ -521,7 +522,8 @@ PyDoc_STRVAR(pipeline_doc,
 "or (file, offset). Source and sink callables run on threads of the library's, in order, one call at a time\n"
 "each; views end with the call.\n"
 "item_bytes, result_bytes: the largest item and result; 0: from the arrays. depth: slots in each device ring;\n"
-"0: 3. window: items queued and unfinished; 0: 2 * depth.\n"
+"0: 2 to 8, chosen from the machine's figures, 3 to 8 where you pull; compute_s, the seconds that the device\n"
+"takes for one item alone, helps to choose. window: items queued and unfinished; 0: 2 * depth.\n"
 "streams: compute streams, made here; compute_streams: Streams of yours. chunk_bytes, pinned_bytes, threads: of\n"
 "staging; 0: default. timeout: seconds that the device may take before Stuck; 0: 30. log: a Log.\n"
 "progress(items, bytes_in, bytes_out): from the running thread.\n\n"

@@ -7,12 +7,12 @@
 #include "error.h"
 #include "log.h"
 #include "os.h"
+#include "plan.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define WHERE               "side_pipeline_create"
-#define DEFAULT_DEPTH       3u
 #define MAX_DEFAULT_THREADS 12u
 
 uint32_t side_default_threads(void)
@@ -167,6 +167,8 @@ static side_status check_numbers(const side_pipeline_options *o)
                          PIPELINE_MAX_WINDOW, PIPELINE_MAX_THREADS);
     if (!(o->timeout_s >= 0 && o->timeout_s <= 1e6))
         return error_set(SIDE_INVALID, WHERE, "timeout_s is %g; it takes 0 (30 s) to 1e6", o->timeout_s);
+    if (!(o->compute_s >= 0 && o->compute_s <= 1e9))
+        return error_set(SIDE_INVALID, WHERE, "compute_s is %g; it takes 0 (not known) to 1e9", o->compute_s);
     return SIDE_OK;
 }
 
@@ -181,15 +183,18 @@ uint32_t pipeline_drain_threads(uint32_t threads)
     return threads > 1 ? (threads + 1) / 2 : 1;
 }
 
-static void choose(side_pipeline *p)
+static side_status choose(side_pipeline *p)
 {
     side_pipeline_options *o = &p->options;
     uint32_t threads = o->source.kind == SIDE_END_BLOCKS ? staging_threads(o->threads)
                        : o->threads != 0                 ? o->threads
                                                          : side_default_threads();
+    side_status r = SIDE_OK;
 
     p->disabled = os_env_flag("SIDESTREAM_DISABLE");
-    p->depth = p->disabled ? 1 : o->depth != 0 ? o->depth : DEFAULT_DEPTH;
+    p->depth = p->disabled ? 1 : o->depth;
+    if (p->depth == 0)
+        r = plan_pipeline_depth(p->device, o, threads, &p->depth);
     p->window = p->disabled ? 1 : o->window != 0 ? o->window : pipeline_window(p->depth);
     p->stream_count = p->disabled ? 1 : o->streams != 0 ? o->streams : 1;
     threads = p->disabled ? 1 : threads;
@@ -197,6 +202,7 @@ static void choose(side_pipeline *p)
     p->drain_threads = pipeline_drain_threads(threads);
     if (o->timeout_s == 0)
         o->timeout_s = STAGE_DEFAULT_TIMEOUT_S;
+    return r;
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -357,7 +363,7 @@ side_status side_pipeline_create(side_device *device, const side_pipeline_option
     if (r == SIDE_OK && (pipeline == NULL || options == NULL))
         r = error_set(SIDE_INVALID, WHERE, "options or pipeline is NULL");
     if (r == SIDE_OK)
-        r = options_copy(&o, sizeof(o), options, sizeof(o), WHERE);
+        r = options_copy(&o, sizeof(o), options, offsetof(side_pipeline_options, compute_s), WHERE);
     if (r == SIDE_OK)
         r = check_ends(&o);
     if (r == SIDE_OK)
@@ -377,8 +383,9 @@ side_status side_pipeline_create(side_device *device, const side_pipeline_option
     os_cond_init(&p->changed);
     feed_init(p);
     drain_init(p);
-    choose(p);
-    r = streams_create(p);
+    r = choose(p);
+    if (r == SIDE_OK)
+        r = streams_create(p);
     if (r == SIDE_OK)
         r = rings_create(p);
     if (r == SIDE_OK)

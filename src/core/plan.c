@@ -91,6 +91,13 @@ static side_status check_work(const side_plan_work *w)
     return check_ranges(ranges, sizeof(ranges) / sizeof(ranges[0]));
 }
 
+side_status plan_check(const side_machine *machine, const side_plan_work *work)
+{
+    side_status r = check_work(work);
+
+    return r == SIDE_OK ? check_machine(machine, work) : r;
+}
+
 /* ---------------------------------------------------------------- choices */
 
 struct planner {
@@ -309,9 +316,7 @@ side_status side_plan_make(const side_machine *machine, const side_plan_work *wo
     if (r == SIDE_OK)
         r = options_copy(&p.work, sizeof(p.work), work, sizeof(p.work), WHERE);
     if (r == SIDE_OK)
-        r = check_work(&p.work);
-    if (r == SIDE_OK)
-        r = check_machine(&m, &p.work);
+        r = plan_check(&m, &p.work);
     if (r == SIDE_OK)
         r = fit_budget(&p.work, &most);
     if (r != SIDE_OK)

@@ -5,8 +5,9 @@
  *   plan_lanes.c   from machine and work to what each lane takes for an item; which lane limits
  *   plan_run.c     the model itself: a pipeline's recurrence, event by event
  *   plan_jitter.c  a fixed sequence of unequal times
+ *   plan_depth.c   the depth of pipelines that leave it to us
  *
- * All of it is pure: no clock, no threads, no device, no heap. A run of the model has some 30 KiB of state, on the stack.
+ * All but the last is pure: no clock, no threads, no device, no heap. A run of the model has some 30 KiB of state, on the stack.
  */
 #ifndef CORE_PLAN_H
 #define CORE_PLAN_H
@@ -59,6 +60,12 @@ struct plan_marks {
 double plan_run(const struct plan_lanes *lanes, uint64_t items, uint64_t first_draw, struct plan_marks *marks);
 /* The same for any number: of many items the steady state is simulated, and continued. per_item (may be NULL): seconds an item in the steady state. */
 double plan_time(const struct plan_lanes *lanes, uint64_t items, double *per_item);
+
+/* SIDE_INVALID names the field that is out of range. */
+side_status plan_check(const side_machine *machine, const side_plan_work *work);
+/* A depth for options.depth 0, 2 to 8 (3 and more where the loop is the caller's), within a quarter of the free device memory where that takes as many. */
+side_status plan_pipeline_depth(side_device *device, const side_pipeline_options *options, uint32_t threads,
+                                uint32_t *depth);
 
 /* side_pipeline's own numbers, for a depth and default threads. */
 void plan_lanes_make(struct plan_lanes *lanes, const side_machine *machine, const side_plan_work *work, uint32_t depth,

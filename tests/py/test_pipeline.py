@@ -130,6 +130,7 @@ def test_arguments() -> None:
     for wrong, match in (({"source": lambda n, v: None}, "item_bytes"), ({"source": [b"1"], "sink": print}, "result_bytes"),
                          ({"source": [b"1"], "depth": 65}, "depth"), ({"source": [b"1"], "depth": -1}, "depth is -1"),
                          ({"source": [b"1"], "item_bytes": -1}, "item_bytes"),
+                         ({"source": [b"1"], "compute_s": -1.0}, "compute_s is -1"),
                          ({"source": [b"1"], "compute": print, "streams": 17}, "streams"), ({"source": [d.alloc(8)]}, "host memory")):
         with pytest.raises(ValueError, match=match):
             sidestream.Pipeline(d, **wrong)
@@ -144,6 +145,14 @@ def test_arguments() -> None:
         sidestream.Pipeline(device(memory="1M"), [b"1"], item_bytes=8 << 20)
     with pytest.raises(sidestream.WrongState):
         sidestream.Pipeline(d, [b"1"]).run()
+
+
+def test_depth_is_chosen() -> None:
+    d = device()
+    many = [bytes(65536)] * 50
+    depths = [sidestream.Pipeline(d, many, lambda stream, item: None, compute_s=seconds).stats()["depth"] for seconds in (0.0, 1e-5, 1.0)]
+    assert 2 <= min(depths) and depths[0] == max(depths) <= 8 and depths[2] == 2
+    assert sidestream.Pipeline(d, many).stats()["depth"] >= 3
 
 
 def test_empty() -> None:

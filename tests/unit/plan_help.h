@@ -77,4 +77,88 @@ static inline double logarithmic(t_rng *rng, double low, double high)
     return exp(uniform(rng, log(low), log(high)));
 }
 
+/* ---------------------------------------------------------------- real pipelines on the software device */
+
+struct real {
+    side_device *dev;
+    unsigned char *pinned, *pageable;
+    side_block *in, *out;
+    uint64_t n;
+    size_t item, result;
+    uint64_t *cost_ns;
+    double hint_s; /* of the pipeline's options */
+};
+
+static inline int spin(void *user, side_stream *stream, side_item *item)
+{
+    const struct real *r = user;
+    side_op op = SIDE_OP_INIT;
+
+    op.id = SIDE_OP_SPIN;
+    op.dim[0] = r->cost_ns[item->number];
+    return side_op_async(stream, &op);
+}
+
+static inline void real_open(struct real *r, const char *keys, size_t most_bytes)
+{
+    char spec[200];
+    side_pool *pool;
+    void *p;
+
+    snprintf(spec, sizeof(spec), "sim:h200,h2d_gbps=1,d2h_gbps=2,copy_latency_ns=%s", keys);
+    T_OK(side_device_open(spec, &r->dev));
+    T_OK(side_device_pool(r->dev, &pool));
+    T_OK(side_pool_alloc(pool, most_bytes, &p));
+    r->pinned = p;
+    r->pageable = malloc(most_bytes);
+    memset(r->pageable, 1, most_bytes);
+}
+
+static inline void real_close(struct real *r)
+{
+    side_pool *pool;
+
+    T_OK(side_device_pool(r->dev, &pool));
+    T_OK(side_pool_free(pool, r->pinned, NULL, 0));
+    free(r->pageable);
+    side_device_close(r->dev);
+}
+
+/* Every item is the same memory: nobody looks at the results. */
+static inline double real_run(struct real *r, uint32_t depth, uint32_t streams, bool pageable, side_pipeline_stats *used)
+{
+    side_pipeline_options o = SIDE_PIPELINE_OPTIONS_INIT;
+    side_block *in = calloc(r->n, sizeof(*in)), *out = calloc(r->n, sizeof(*out));
+    side_pipeline_stats stats;
+    side_pipeline *p;
+
+    for (uint64_t i = 0; i < r->n; i++) {
+        in[i] = (side_block){pageable ? r->pageable : r->pinned, r->item};
+        out[i] = (side_block){r->pinned, r->result};
+    }
+    o.item_bytes = r->item;
+    o.result_bytes = r->result;
+    o.depth = depth;
+    o.compute_s = r->hint_s;
+    o.streams = streams;
+    o.source = side_source_blocks(in, r->n);
+    o.compute = spin;
+    o.compute_user = r;
+    if (r->result > 0)
+        o.sink = side_sink_blocks(out, r->n);
+    T_OK(side_pipeline_create(r->dev, &o, &p));
+    T_OK(side_pipeline_run(p, &stats));
+    T_OK(side_pipeline_destroy(p));
+    free(in);
+    free(out);
+    if (used != NULL)
+        *used = stats;
+    return stats.time_s;
+}
+
+static inline double normal(t_rng *rng)
+{
+    return sqrt(-2 * log(uniform(rng, 1e-12, 1))) * cos(6.283185307179586 * uniform(rng, 0, 1));
+}
+
 #endif

@@ -384,7 +384,7 @@ T_TEST(stats_of_a_run_that_is_refused)
     T_OK(side_pipeline_create(dev, &o, &p));
     side_pipeline_cancel(p);
     T_STATUS(side_pipeline_run(p, &stats), SIDE_CANCELLED);
-    assert_int_equal(stats.depth, 3);
+    assert_int_equal(stats.depth, 2);
     T_OK(side_pipeline_destroy(p));
     rig_close(dev);
 }

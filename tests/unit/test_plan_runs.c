@@ -205,79 +205,6 @@ T_TEST(the_same_twice)
 
 /* ---------------------------------------------------------------- real pipelines on the software device */
 
-struct real {
-    side_device *dev;
-    unsigned char *pinned, *pageable;
-    side_block *in, *out;
-    uint64_t n;
-    size_t item, result;
-    uint64_t *cost_ns;
-};
-
-static int spin(void *user, side_stream *stream, side_item *item)
-{
-    const struct real *r = user;
-    side_op op = SIDE_OP_INIT;
-
-    op.id = SIDE_OP_SPIN;
-    op.dim[0] = r->cost_ns[item->number];
-    return side_op_async(stream, &op);
-}
-
-static void real_open(struct real *r, const char *keys, size_t most_bytes)
-{
-    char spec[200];
-    side_pool *pool;
-    void *p;
-
-    snprintf(spec, sizeof(spec), "sim:h200,h2d_gbps=1,d2h_gbps=2,copy_latency_ns=%s", keys);
-    T_OK(side_device_open(spec, &r->dev));
-    T_OK(side_device_pool(r->dev, &pool));
-    T_OK(side_pool_alloc(pool, most_bytes, &p));
-    r->pinned = p;
-    r->pageable = malloc(most_bytes);
-    memset(r->pageable, 1, most_bytes);
-}
-
-static void real_close(struct real *r)
-{
-    side_pool *pool;
-
-    T_OK(side_device_pool(r->dev, &pool));
-    T_OK(side_pool_free(pool, r->pinned, NULL, 0));
-    free(r->pageable);
-    side_device_close(r->dev);
-}
-
-/* Every item is the same memory: nobody looks at the results. */
-static double real_run(struct real *r, uint32_t depth, uint32_t streams, bool pageable)
-{
-    side_pipeline_options o = SIDE_PIPELINE_OPTIONS_INIT;
-    side_block *in = calloc(r->n, sizeof(*in)), *out = calloc(r->n, sizeof(*out));
-    side_pipeline_stats stats;
-    side_pipeline *p;
-
-    for (uint64_t i = 0; i < r->n; i++) {
-        in[i] = (side_block){pageable ? r->pageable : r->pinned, r->item};
-        out[i] = (side_block){r->pinned, r->result};
-    }
-    o.item_bytes = r->item;
-    o.result_bytes = r->result;
-    o.depth = depth;
-    o.streams = streams;
-    o.source = side_source_blocks(in, r->n);
-    o.compute = spin;
-    o.compute_user = r;
-    if (r->result > 0)
-        o.sink = side_sink_blocks(out, r->n);
-    T_OK(side_pipeline_create(r->dev, &o, &p));
-    T_OK(side_pipeline_run(p, &stats));
-    T_OK(side_pipeline_destroy(p));
-    free(in);
-    free(out);
-    return stats.time_s;
-}
-
 /* Drawn cases, to the nanosecond that each copy of an odd size is rounded up to. */
 T_TEST(pipelines_take_what_is_planned)
 {
@@ -300,7 +227,7 @@ T_TEST(pipelines_take_what_is_planned)
         for (uint64_t i = 0; i < r.n; i++)
             r.cost_ns[i] = cost;
         real_open(&r, keys, 20000);
-        double time = real_run(&r, depth, streams, false);
+        double time = real_run(&r, depth, streams, false, NULL);
         real_close(&r);
         side_plan_work w = work_of(r.n, r.item, r.result, (double)cost * 1e-9);
         w.depth = depth;
@@ -328,7 +255,7 @@ T_TEST(staged_pipelines_take_what_is_planned)
         for (uint64_t i = 0; i < r.n; i++)
             r.cost_ns[i] = cost;
         real_open(&r, "100000", r.item);
-        double time = real_run(&r, depth, 1, true);
+        double time = real_run(&r, depth, 1, true, NULL);
         real_close(&r);
         m.h2d.latency_s = m.d2h.latency_s = 1e-4;
         struct plan_lanes l;
@@ -338,11 +265,6 @@ T_TEST(staged_pipelines_take_what_is_planned)
         NEAR(plan_time(&l, r.n, NULL), time, 0.02);
         free(r.cost_ns);
     }
-}
-
-static double normal(t_rng *rng)
-{
-    return sqrt(-2 * log(uniform(rng, 1e-12, 1))) * cos(6.283185307179586 * uniform(rng, 0, 1));
 }
 
 /* Times drawn by chance, of another distribution: the mean of many runs. */
@@ -367,7 +289,7 @@ T_TEST(jitter_is_that_of_chance)
         for (uint64_t run = 0; run < runs; run++) {
             for (uint64_t k = 0; k < r.n; k++)
                 r.cost_ns[k] = (uint64_t)(1 + 10000 * cases[i].ratio * exp(width * normal(&rng) - width * width / 2));
-            mean += real_run(&r, cases[i].depth, 1, false) / (double)runs;
+            mean += real_run(&r, cases[i].depth, 1, false, NULL) / (double)runs;
         }
         side_plan_work w = work_of(r.n, r.item, 0, cases[i].ratio * 10000e-9);
         w.depth = cases[i].depth;

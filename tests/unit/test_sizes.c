@@ -32,7 +32,7 @@ static const struct {
     PIN(side_source, 72),
     PIN(side_sink, 56),
     PIN(side_item, 128),
-    PIN(side_pipeline_options, 248),
+    PIN(side_pipeline_options, 256),
     PIN(side_pipeline_stats, 128),
     PIN(side_plan_work, 80),
     PIN(side_plan, 208),
