@@ -100,9 +100,18 @@ static size_t read_links(const struct doctor *d, const char *gpu, struct link li
 
 /* ---------------------------------------------------------------- load */
 
+/* Takes what is seen now where it is better. Ends that disagree were read while the link changed: an answer of both is worth more. */
+static void keep_best(struct link *links, size_t count, const struct link *now)
+{
+    for (size_t i = 0; i < count; i++)
+        if (now[i].card.generation > links[i].card.generation ||
+            (now[i].card.generation == links[i].card.generation && now[i].slot.generation != 0))
+            links[i] = now[i];
+}
+
 /* What the links run at best while one batch of copies runs. */
-static side_status watch_batch(const struct doctor *d, const char *gpu, struct link links[LINKS], side_stream *stream,
-                               side_event *event, void *device, const void *host)
+static side_status watch_batch(const struct doctor *d, const char *gpu, struct link *links, size_t count,
+                               side_stream *stream, side_event *event, void *device, const void *host)
 {
     double until = clock_s() + STUCK_S;
     struct link now[LINKS];
@@ -115,18 +124,15 @@ static side_status watch_batch(const struct doctor *d, const char *gpu, struct l
     if (status != SIDE_OK)
         return status;
     do {
-        size_t count = read_links(d, gpu, now);
-
-        for (size_t i = 0; i < count; i++)
-            if (now[i].card.generation > links[i].card.generation)
-                links[i] = now[i];
+        if (read_links(d, gpu, now) == count)
+            keep_best(links, count, now);
         status = side_event_query(event);
     } while (status == SIDE_AGAIN && clock_s() < until);
     return status;
 }
 
 /* True where copies ran; links then hold the best that was seen. */
-static bool watch_load(const struct doctor *d, const char *gpu, struct link links[LINKS])
+static bool watch_load(const struct doctor *d, const char *gpu, struct link *links, size_t count)
 {
     double until = clock_s() + LOAD_S;
     void *device = NULL, *host = NULL;
@@ -141,7 +147,7 @@ static bool watch_load(const struct doctor *d, const char *gpu, struct link link
     if (ran)
         memset(host, 0, LOAD_BYTES);
     do
-        ran = ran && watch_batch(d, gpu, links, stream, event, device, host) == SIDE_OK;
+        ran = ran && watch_batch(d, gpu, links, count, stream, event, device, host) == SIDE_OK;
     while (ran && clock_s() < until);
     /* After a failure copies may still run: then the memory is kept, for the process to end with it. */
     if (stream == NULL || side_stream_sync(stream, STUCK_S) == SIDE_OK) {
@@ -266,7 +272,7 @@ static void look_link(struct doctor *d, struct finding *f)
         found(f, DOCTOR_SKIP, "/sys does not tell");
     else {
         if (doctor_live_gpu(d))
-            loaded = watch_load(d, gpu, links);
+            loaded = watch_load(d, gpu, links, count);
         judge(links, count, loaded, f);
     }
 }
