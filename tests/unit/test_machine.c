@@ -262,11 +262,14 @@ T_TEST(the_software_device_needs_no_file)
     side_device_close(device);
 }
 
+static pthread_barrier_t together;
+
 static void *get_it(void *arg)
 {
     side_machine m = SIDE_MACHINE_INIT;
 
-    for (int i = 0; i < 20; i++)
+    pthread_barrier_wait(&together);
+    for (int i = 0; i < 5; i++)
         T_OK(side_machine_get(arg, &m));
     assert_int_equal(m.from, SIDE_MACHINE_ESTIMATED);
     return NULL;
@@ -275,17 +278,23 @@ static void *get_it(void *arg)
 /* Many at once: the file is read once, so there is one warning. */
 T_TEST(threads)
 {
-    side_device *device = open_gpu();
-    pthread_t thread[8];
+    enum { THREADS = 8 };
+    pthread_t thread[THREADS];
 
     home();
     setenv("SIDESTREAM_MACHINE", "/nowhere/m.json", 1);
-    for (int i = 0; i < 8; i++)
-        assert_int_equal(pthread_create(&thread[i], NULL, get_it, device), 0);
-    for (int i = 0; i < 8; i++)
-        pthread_join(thread[i], NULL);
-    assert_int_equal(said.count, 1);
-    side_device_close(device);
+    pthread_barrier_init(&together, NULL, THREADS);
+    for (int round = 0; round < 100; round++) {
+        side_device *device = open_gpu();
+        said.count = 0;
+        for (int i = 0; i < THREADS; i++)
+            assert_int_equal(pthread_create(&thread[i], NULL, get_it, device), 0);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(thread[i], NULL);
+        assert_int_equal(said.count, 1);
+        side_device_close(device);
+    }
+    pthread_barrier_destroy(&together);
 }
 
 T_TEST(a_forked_child)
