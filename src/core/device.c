@@ -2,6 +2,7 @@
  *
  * Public calls on devices, streams, events and copies: check the arguments, call the op table, nothing else. */
 #include "device.h"
+#include "machine.h"
 
 #include "alloc.h"
 #include "error.h"
@@ -358,6 +359,21 @@ side_status side_copy_batch(side_stream *stream, side_copy_kind kind, const side
     return stream->device->ops->copy_blocks(stream->handle, kind, pieces, count, SIDE_PATH_BATCH);
 }
 
+/* By the path that the machine profile names. Where the device refuses it for this memory or stream, nothing was queued, and a batch goes everywhere. */
+static side_status copy_auto(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                             size_t bytes)
+{
+    const side_machine *machine = machine_of(stream->device);
+    const side_path path = side_machine_path_for(machine, kind, bytes / count, count);
+    side_status s = SIDE_UNSUPPORTED;
+
+    if (path != SIDE_PATH_BATCH)
+        s = stream->device->ops->copy_blocks(stream->handle, kind, pieces, count, path);
+    if (s != SIDE_UNSUPPORTED && s != SIDE_INVALID)
+        return s;
+    return stream->device->ops->copy_blocks(stream->handle, kind, pieces, count, SIDE_PATH_BATCH);
+}
+
 side_status side_copy_blocks(side_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
                              side_path path)
 {
@@ -369,7 +385,7 @@ side_status side_copy_blocks(side_stream *stream, side_copy_kind kind, const sid
     if (s != SIDE_OK || bytes == 0)
         return s;
     if (path == SIDE_PATH_AUTO)
-        path = SIDE_PATH_BATCH;
+        return copy_auto(stream, kind, pieces, count, bytes);
     return stream->device->ops->copy_blocks(stream->handle, kind, pieces, count, path);
 }
 

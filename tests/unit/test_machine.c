@@ -83,6 +83,23 @@ static side_status give_link(dev_context *c, side_link *link)
     return SIDE_OK;
 }
 
+/* The paths that were asked for since, and one that the device refuses. */
+static struct {
+    side_path asked[4], refused;
+    side_status with;
+    int count;
+} blocks;
+
+static side_status note_blocks(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
+                               side_path path)
+{
+    assert_true(blocks.count < 4);
+    blocks.asked[blocks.count++] = path;
+    if (path == blocks.refused)
+        return blocks.with;
+    return sim_device_ops.copy_blocks(stream, kind, pieces, count, path);
+}
+
 /* A software device that says it were a GPU: core cannot tell. */
 static side_device *open_gpu(void)
 {
@@ -94,6 +111,7 @@ static side_device *open_gpu(void)
         ops = sim_device_ops;
         ops.model = no_model;
         ops.link = give_link;
+        ops.copy_blocks = note_blocks;
     }
     fake_link = (side_link){"PCIe", 1, 16, 5, 16, 63.0};
     device->ops = &ops;
@@ -262,6 +280,53 @@ T_TEST(the_software_device_needs_no_file)
     side_device_close(device);
 }
 
+static void auto_takes(side_device *device, size_t bytes, side_status refuse, side_path first, side_path then)
+{
+    side_stream *stream = NULL;
+    void *data = NULL;
+    char from[256] = "";
+
+    T_OK(side_device_alloc(device, sizeof(from), &data));
+    T_OK(side_stream_create(device, &stream));
+    const side_piece pieces[2] = {{data, from, bytes}, {(char *)data + 128, from + 128, bytes}};
+    blocks.count = 0;
+    blocks.refused = refuse != SIDE_OK ? first : SIDE_PATH_AUTO;
+    blocks.with = refuse;
+    const side_status s = side_copy_blocks(stream, SIDE_COPY_H2D, pieces, 2, SIDE_PATH_AUTO);
+    assert_int_equal(s, refuse == SIDE_DEVICE_ERROR ? SIDE_DEVICE_ERROR : SIDE_OK);
+    assert_int_equal(blocks.count, then != SIDE_PATH_AUTO ? 2 : 1);
+    assert_int_equal(blocks.asked[0], first);
+    assert_true(then == SIDE_PATH_AUTO || blocks.asked[1] == then);
+    T_OK(side_stream_sync(stream, 0));
+    side_stream_destroy(stream);
+    side_device_free(device, data);
+}
+
+/* side_copy_blocks asks the profile, and takes a batch where the device does not want that path. */
+T_TEST(paths_are_taken)
+{
+    side_device *device = open_gpu();
+    side_machine m = SIDE_MACHINE_INIT, own = example();
+    char path[512];
+
+    snprintf(path, sizeof(path), "%s/m.json", home());
+    auto_takes(device, 16, SIDE_OK, SIDE_PATH_BATCH, SIDE_PATH_AUTO); /* an estimate has no table */
+    T_OK(side_machine_get(device, &m));
+    side_device_close(device);
+    strcpy(own.machine, m.machine);
+    own.path_count = 2;
+    own.paths[0] = (side_path_rate){SIDE_COPY_H2D, SIDE_PATH_LOOP, 16, 2, 5, 1};
+    own.paths[1] = (side_path_rate){SIDE_COPY_H2D, SIDE_PATH_GATHER, 128, 2, 50, 1};
+    save_as(path, own);
+    setenv("SIDESTREAM_MACHINE", path, 1);
+    device = open_gpu();
+    auto_takes(device, 16, SIDE_OK, SIDE_PATH_LOOP, SIDE_PATH_AUTO);
+    auto_takes(device, 128, SIDE_UNSUPPORTED, SIDE_PATH_GATHER, SIDE_PATH_BATCH);
+    auto_takes(device, 128, SIDE_INVALID, SIDE_PATH_GATHER, SIDE_PATH_BATCH);
+    auto_takes(device, 128, SIDE_DEVICE_ERROR, SIDE_PATH_GATHER, SIDE_PATH_AUTO); /* it may have been queued */
+    side_device_close(device);
+}
+
 static pthread_barrier_t together;
 
 static void *get_it(void *arg)
@@ -427,5 +492,5 @@ T_TEST(paths_from_the_table)
 
 T_MAIN(T_ARG(a_model_is_exact, "h200"), T_ARG(a_model_is_exact, "gh200"), T_ARG(a_model_is_exact, "one-copy-engine"),
        T_ARG(a_model_is_exact, "t4,pageable_gbps=50,copy_latency_ns=0"), T(where_it_lies), T(whose_profile_it_is),
-       T(the_software_device_needs_no_file), T(threads), T(a_forked_child), T(no_memory), T(estimates),
-       T(paths_from_the_table))
+       T(the_software_device_needs_no_file), T(paths_are_taken), T(threads), T(a_forked_child), T(no_memory),
+       T(estimates), T(paths_from_the_table))
