@@ -14,6 +14,7 @@ compare() { # NAME FILE ARGUMENT...
 if have xxhsum && [[ "$(printf a | xxhsum -H3 2>/dev/null)" == 'XXH3 (stdin) = '* ]]; then
     for bytes in 0 1 240 241 1023 1024 1025 1087 1088 1089 2048 2049 65536 65537 1000000 5000000; do
         head -c $bytes all >"f$bytes"
+        under thread && [ $((bytes % 1024)) -gt 1 ] && continue
         compare "bytes=$bytes" "f$bytes"
     done
     for chunk in 1K 3K 64K 1M 1G; do

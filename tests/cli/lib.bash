@@ -3,6 +3,7 @@
 #     t NAME CODE OUT ERR ARGUMENT...   runs sidestream; stdout and stderr must match the globs OUT and ERR as a whole, the code CODE.
 #                                       OUT or ERR '' means: nothing. Leaves them in the files `out` and `err`.
 #     ok NAME / fail NAME WHY / skip NAME WHY
+#     under NAME                        true in the variant of a sanitizer: address, thread. Programs are 5 to 20 times as slow there
 #     py NAME FILE ARGUMENT...          a Python program reads `out`; it fails by an assertion
 script=$(basename "${BASH_SOURCE[1]}" .sh)
 : "${CLI_TIMEOUT:=120}"
@@ -14,6 +15,7 @@ fail() {
 }
 skip() { echo "skip $script/$1 # $2"; }
 finish() { echo "# end"; }
+under() { [[ ${SIDESTREAM_TEST_SANITIZER:-none} == *"$1"* ]]; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
 t() {

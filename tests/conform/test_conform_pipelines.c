@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-enum { ITEMS = 17, ITEM_BYTES = 600 * 1024, CUTS = 5 };
+enum { ITEMS = T_TSAN ? 9 : 17, ITEM_BYTES = 600 * 1024, CUTS = 5 };
 
 enum source_kind { PINNED, PAGEABLE, MIXED, PIECES, CALLBACK, FROM_FILE, SOURCES };
 enum sink_kind { TO_PINNED, TO_PAGEABLE, TO_CALLBACK, TO_FILE, SINKS };
