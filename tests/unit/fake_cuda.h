@@ -5,115 +5,12 @@
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 
-#include "t.h"
+#include "fake_blocks.h"
+#include "fake_libs.h"
+#include "fake_state.h"
 
 #include "alloc.h"
 #include "cu_load.h"
-#include "cuda_impl.h"
-
-enum fake_kind {
-    FAKE_CONTEXT,
-    FAKE_STREAM,
-    FAKE_EVENT,
-    FAKE_MODULE,
-    FAKE_MEMORY,
-    FAKE_HOST,
-    FAKE_PROGRAM,
-    FAKE_BLAS,
-    FAKE_NVML,
-    FAKE_KINDS
-};
-
-static struct fake {
-    /* What fails: the fail_at-th call from now (0: none), or every call of fail_name. A test of threads sets neither. */
-    unsigned long calls, fail_at;
-    const char *fail_name, *failed; /* failed: the last call that was made to fail */
-    int code;                       /* with what: a CUresult; libraries answer 1 */
-    int live[FAKE_KINDS], registered;
-    /* What the machine is like. */
-    int version, devices, major, minor, engines, coherent, can_register;
-    const char *name;
-    unsigned pointer_type, pointer_managed;
-    int capturing;       /* what cuStreamIsCapturing says */
-    int pending;         /* so many queries answer "not ready"; -1: all */
-    void *alien;         /* a stream of another context */
-    int module_refusals; /* so many loads are refused for their image */
-    int archs[3];        /* what NVRTC compiles for */
-    unsigned c2c;
-    /* What was seen. */
-    size_t batches, batched, singles, launches, gemms, stream_waits;
-    unsigned register_flags, grid, block;
-    char target[64]; /* NVRTC's --gpu-architecture */
-    void *workspace; /* of the last product */
-    CUstream gemm_stream;
-    int relaxed; /* how often a thread was made relaxed */
-} fake;
-
-static _Thread_local int depth; /* of this thread's context stack */
-static pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
-
-struct fake_handle {
-    int kind;
-    bool timing, recorded;
-};
-static struct fake_handle primary = {FAKE_CONTEXT, false, false};
-
-/* Counts the call; true where it is to fail. */
-static bool fails(const char *name)
-{
-    pthread_mutex_lock(&fake_mutex);
-    fake.calls++;
-    const bool yes = fake.calls == fake.fail_at || (fake.fail_name != NULL && strcmp(fake.fail_name, name) == 0);
-    if (yes)
-        fake.failed = name;
-    pthread_mutex_unlock(&fake_mutex);
-    return yes;
-}
-
-static void count(int *counter, int by)
-{
-    pthread_mutex_lock(&fake_mutex);
-    *counter += by;
-    assert_true(*counter >= 0);
-    pthread_mutex_unlock(&fake_mutex);
-}
-
-static void *make(enum fake_kind kind)
-{
-    struct fake_handle *h = calloc(1, sizeof(*h));
-    assert_non_null(h);
-    h->kind = (int)kind;
-    count(&fake.live[kind], 1);
-    return h;
-}
-
-static struct fake_handle *live(void *handle, enum fake_kind kind)
-{
-    struct fake_handle *h = handle;
-    assert_non_null(h);
-    assert_int_equal(h->kind, kind);
-    return h;
-}
-
-static void unmake(void *handle, enum fake_kind kind)
-{
-    live(handle, kind)->kind = -1;
-    count(&fake.live[kind], -1);
-    free(handle);
-}
-
-static void entered(void)
-{
-    if (depth <= 0)
-        T_FAIL("a driver call without a current context");
-}
-
-static bool is_stream(CUstream stream)
-{
-    if ((uintptr_t)stream > CU_HANDLE_PER_THREAD && (void *)stream != fake.alien)
-        live(stream, FAKE_STREAM);
-    return true;
-}
 
 static CUresult f_cuInit(unsigned int flags)
 {
@@ -216,7 +113,7 @@ static CUresult f_cuDeviceGetPCIBusId(char *id, int bytes, CUdevice device)
 
 static CUresult f_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    (void)device;
+    fake_device = device;
     if (fails("cuDevicePrimaryCtxRetain"))
         return fake.code;
     count(&fake.live[FAKE_CONTEXT], 1);
@@ -288,6 +185,7 @@ static CUresult f_cuMemAlloc(CUdeviceptr *data, size_t bytes)
     void *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
     assert_non_null(p);
     count(&fake.live[FAKE_MEMORY], 1);
+    range_add(p, bytes, CU_MEMORYTYPE_DEVICE);
     *data = (CUdeviceptr)(uintptr_t)p;
     return CUDA_SUCCESS;
 }
@@ -295,6 +193,7 @@ static CUresult f_cuMemAlloc(CUdeviceptr *data, size_t bytes)
 /* Destroying tells of earlier faults but destroys all the same; so in the rest. */
 static CUresult f_cuMemFree(CUdeviceptr data)
 {
+    range_remove((void *)(uintptr_t)data);
     free((void *)(uintptr_t)data);
     count(&fake.live[FAKE_MEMORY], -1);
     return fails("cuMemFree") ? fake.code : CUDA_SUCCESS;
@@ -306,13 +205,16 @@ static CUresult f_cuMemHostAlloc(void **data, size_t bytes, unsigned int flags)
     assert_int_equal(flags, CU_ALLOC_PORTABLE | CU_ALLOC_DEVICEMAP);
     if (fails("cuMemHostAlloc"))
         return fake.code;
-    *data = malloc(bytes);
+    *data = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    assert_non_null(*data);
     count(&fake.live[FAKE_HOST], 1);
+    range_add(*data, bytes, CU_MEMORYTYPE_HOST);
     return CUDA_SUCCESS;
 }
 
 static CUresult f_cuMemFreeHost(void *data)
 {
+    range_remove(data);
     free(data);
     count(&fake.live[FAKE_HOST], -1);
     return fails("cuMemFreeHost") ? fake.code : CUDA_SUCCESS;
@@ -326,6 +228,7 @@ static CUresult f_cuMemHostRegister(void *data, size_t bytes, unsigned int flags
         return fake.code;
     fake.register_flags = flags;
     count(&fake.registered, 1);
+    range_add(data, bytes, CU_MEMORYTYPE_HOST);
     return CUDA_SUCCESS;
 }
 
@@ -334,19 +237,72 @@ static CUresult f_cuMemHostUnregister(void *data)
     entered();
     assert_non_null(data);
     count(&fake.registered, -1);
+    range_remove(data);
     return fails("cuMemHostUnregister") ? fake.code : CUDA_SUCCESS;
 }
 
 static CUresult f_cuPointerGetAttributes(unsigned int n, CUpointer_attribute *attributes, void **values,
                                          CUdeviceptr pointer)
 {
-    (void)pointer;
     entered();
     if (fails("cuPointerGetAttributes"))
         return fake.code;
+    const struct fake_range range = range_find(pointer);
+    fake.pointer_queries++;
     for (unsigned i = 0; i < n; i++)
-        *(unsigned *)values[i] = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? fake.pointer_type
-                                                                                   : fake.pointer_managed;
+        switch (attributes[i]) {
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)values[i] = range.type; break;
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)values[i] = fake.pointer_managed; break;
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)values[i] = fake_device; break;
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)values[i] = pointer; break;
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)values[i] = range.begin; break;
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)values[i] = range.bytes; break;
+        default: T_FAIL("attribute %d is asked for", (int)attributes[i]);
+        }
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    entered();
+    *least = 0;
+    *greatest = -5;
+    return fails("cuCtxGetStreamPriorityRange") ? fake.code : CUDA_SUCCESS;
+}
+
+static CUresult f_cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+    entered();
+    assert_int_equal(flags, CU_STREAM_NON_BLOCKING);
+    if (fails("cuStreamCreateWithPriority"))
+        return fake.code;
+    fake.priority = priority;
+    *stream = make(FAKE_STREAM);
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuStreamWaitValue32(CUstream stream, CUdeviceptr data, uint32_t value, unsigned int flags)
+{
+    entered();
+    is_stream(stream);
+    assert_true(flags == CU_STREAM_WAIT_VALUE_GEQ && data % 4 == 0);
+    if (fails("cuStreamWaitValue32"))
+        return fake.code;
+    pack_advance();
+    if ((int32_t)(*(uint32_t *)(uintptr_t)data - value) < 0)
+        T_FAIL("a stream waits for a chunk that will not come");
+    return CUDA_SUCCESS;
+}
+
+static CUresult f_cuStreamWriteValue32(CUstream stream, CUdeviceptr data, uint32_t value, unsigned int flags)
+{
+    entered();
+    is_stream(stream);
+    assert_true(flags == CU_STREAM_WRITE_VALUE_DEFAULT && data % 4 == 0);
+    if (fails("cuStreamWriteValue32"))
+        return fake.code;
+    *(uint32_t *)(uintptr_t)data = value;
+    pack_advance();
     return CUDA_SUCCESS;
 }
 
@@ -398,7 +354,11 @@ static CUresult f_cuStreamQuery(CUstream stream)
 {
     entered();
     is_stream(stream);
-    return fails("cuStreamQuery") ? fake.code : ready();
+    if (fails("cuStreamQuery"))
+        return fake.code;
+    if (fake_pack.runs && stream == fake_pack.stream)
+        pack_advance();
+    return fake_pack.runs && stream == fake_pack.stream ? CUDA_ERROR_NOT_READY : ready();
 }
 
 static CUresult f_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
@@ -503,6 +463,7 @@ static CUresult f_cuMemcpyBatchAsync(CUdeviceptr *dst, CUdeviceptr *src, size_t 
     }
     fake.batches++;
     fake.batched += n;
+    fake.longest = n > fake.longest ? n : fake.longest;
     return CUDA_SUCCESS;
 }
 
@@ -572,6 +533,7 @@ static CUresult f_cuLaunchKernel(CUfunction function, unsigned int grid_x, unsig
     fake.grid = grid_x;
     fake.block = block_x;
     pthread_mutex_unlock(&fake_mutex);
+    fake_launch((const char *)function, stream, arguments);
     return CUDA_SUCCESS;
 }
 
@@ -580,223 +542,6 @@ static const struct cu_api fake_cu = {
     CU_FUNCTIONS(FAKE_MEMBER)
 #undef FAKE_MEMBER
 };
-
-/* ---------------------------------------------------------------- the libraries */
-
-static nvrtcResult f_nvrtcVersion(int *major, int *minor)
-{
-    *major = 13;
-    *minor = 0;
-    return fails("nvrtcVersion");
-}
-
-static nvrtcResult f_nvrtcGetNumSupportedArchs(int *archs)
-{
-    *archs = 3;
-    return fails("nvrtcGetNumSupportedArchs");
-}
-
-static nvrtcResult f_nvrtcGetSupportedArchs(int *archs)
-{
-    memcpy(archs, fake.archs, sizeof(fake.archs));
-    return fails("nvrtcGetSupportedArchs");
-}
-
-static nvrtcResult f_nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name, int header_count,
-                                        const char *const *headers, const char *const *include_names)
-{
-    (void)headers;
-    (void)include_names;
-    if (fails("nvrtcCreateProgram"))
-        return 1;
-    assert_true(strstr(source, "side_xxh3_blocks") != NULL && name != NULL && header_count == 0);
-    *program = make(FAKE_PROGRAM);
-    return 0;
-}
-
-static nvrtcResult f_nvrtcCompileProgram(nvrtcProgram program, int option_count, const char *const *options)
-{
-    live(program, FAKE_PROGRAM);
-    assert_true(option_count >= 1);
-    snprintf(fake.target, sizeof(fake.target), "%s", strchr(options[0], '=') + 1);
-    return fails("nvrtcCompileProgram") ? 6 : 0;
-}
-
-static nvrtcResult size_of(nvrtcProgram program, size_t *bytes, const char *name)
-{
-    live(program, FAKE_PROGRAM);
-    *bytes = 8;
-    return fails(name);
-}
-
-static nvrtcResult text_of(nvrtcProgram program, char *text, const char *name)
-{
-    live(program, FAKE_PROGRAM);
-    memcpy(text, "bad line", 8);
-    return fails(name);
-}
-
-static nvrtcResult f_nvrtcGetCUBINSize(nvrtcProgram program, size_t *bytes)
-{
-    assert_memory_equal(fake.target, "sm_", 3);
-    return size_of(program, bytes, "nvrtcGetCUBINSize");
-}
-
-static nvrtcResult f_nvrtcGetCUBIN(nvrtcProgram program, char *cubin)
-{
-    return text_of(program, cubin, "nvrtcGetCUBIN");
-}
-
-static nvrtcResult f_nvrtcGetPTXSize(nvrtcProgram program, size_t *bytes)
-{
-    assert_memory_equal(fake.target, "compute_", 8);
-    return size_of(program, bytes, "nvrtcGetPTXSize");
-}
-
-static nvrtcResult f_nvrtcGetPTX(nvrtcProgram program, char *ptx)
-{
-    return text_of(program, ptx, "nvrtcGetPTX");
-}
-
-static nvrtcResult f_nvrtcGetProgramLogSize(nvrtcProgram program, size_t *bytes)
-{
-    return size_of(program, bytes, "nvrtcGetProgramLogSize");
-}
-
-static nvrtcResult f_nvrtcGetProgramLog(nvrtcProgram program, char *log)
-{
-    return text_of(program, log, "nvrtcGetProgramLog");
-}
-
-static nvrtcResult f_nvrtcDestroyProgram(nvrtcProgram *program)
-{
-    unmake(*program, FAKE_PROGRAM);
-    return fails("nvrtcDestroyProgram");
-}
-
-static cublasStatus_t f_cublasCreate_v2(cublasHandle_t *handle)
-{
-    entered();
-    if (fails("cublasCreate"))
-        return BLAS_NOT_INITIALIZED;
-    *handle = make(FAKE_BLAS);
-    return BLAS_OK;
-}
-
-static cublasStatus_t f_cublasDestroy_v2(cublasHandle_t handle)
-{
-    unmake(handle, FAKE_BLAS);
-    return fails("cublasDestroy") ? BLAS_NOT_INITIALIZED : BLAS_OK;
-}
-
-static cublasStatus_t f_cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
-{
-    live(handle, FAKE_BLAS);
-    is_stream(stream);
-    if (fails("cublasSetStream"))
-        return BLAS_NOT_INITIALIZED;
-    fake.gemm_stream = stream;
-    fake.workspace = NULL; /* as documented: back to cuBLAS's own */
-    return BLAS_OK;
-}
-
-static cublasStatus_t f_cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t bytes)
-{
-    live(handle, FAKE_BLAS);
-    if (fails("cublasSetWorkspace"))
-        return BLAS_NOT_INITIALIZED;
-    assert_true(bytes == (size_t)(fake.major >= 9 ? 32 : 4) << 20);
-    fake.workspace = workspace;
-    return BLAS_OK;
-}
-
-static cublasStatus_t f_cublasGemmEx(cublasHandle_t handle, cublasOperation_t a_op, cublasOperation_t b_op, int m,
-                                     int n, int k, const void *alpha, const void *a, cudaDataType a_type, int a_stride,
-                                     const void *b, cudaDataType b_type, int b_stride, const void *beta, void *c,
-                                     cudaDataType c_type, int c_stride, cublasComputeType_t compute,
-                                     cublasGemmAlgo_t algorithm)
-{
-    entered();
-    live(handle, FAKE_BLAS);
-    if (fails("cublasGemmEx"))
-        return BLAS_EXECUTION_FAILED;
-    assert_non_null(fake.workspace);
-    assert_true(a_op == BLAS_OP_N && b_op == BLAS_OP_N && algorithm == BLAS_ALGORITHM_DEFAULT && a_type == b_type);
-    assert_true(compute == BLAS_COMPUTE_32F || compute == BLAS_COMPUTE_32F_FAST_TF32);
-    assert_true(a_stride == m && b_stride == k && c_stride == m);
-    if (a_type == BLAS_R_32F && c_type == BLAS_R_32F)
-        for (int j = 0; j < n; j++) /* column-major */
-            for (int i = 0; i < m; i++) {
-                float sum = 0;
-                for (int p = 0; p < k; p++)
-                    sum += ((const float *)a)[i + (size_t)p * (size_t)m] * ((const float *)b)[p + (size_t)j * (size_t)k];
-                ((float *)c)[i + (size_t)j * (size_t)m] = *(const float *)alpha * sum + *(const float *)beta;
-            }
-    fake.gemms++;
-    return BLAS_OK;
-}
-
-static int f_nvmlInit_v2(void)
-{
-    if (fails("nvmlInit"))
-        return 1;
-    count(&fake.live[FAKE_NVML], 1);
-    return 0;
-}
-
-static int f_nvmlShutdown(void)
-{
-    count(&fake.live[FAKE_NVML], -1);
-    return fails("nvmlShutdown");
-}
-
-static int f_nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device)
-{
-    assert_string_equal(id, "0000:0a:00.0");
-    *device = &fake;
-    return fails("nvmlDeviceGetHandleByPciBusId");
-}
-
-static int f_nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned int *generation)
-{
-    assert_ptr_equal(device, &fake);
-    *generation = 1;
-    return fails("nvmlDeviceGetCurrPcieLinkGeneration");
-}
-
-static int f_nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned int *width)
-{
-    assert_ptr_equal(device, &fake);
-    *width = 8;
-    return fails("nvmlDeviceGetCurrPcieLinkWidth");
-}
-
-static int f_nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned int *generation)
-{
-    assert_ptr_equal(device, &fake);
-    *generation = 5;
-    return fails("nvmlDeviceGetMaxPcieLinkGeneration");
-}
-
-static int f_nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned int *width)
-{
-    assert_ptr_equal(device, &fake);
-    *width = 16;
-    return fails("nvmlDeviceGetMaxPcieLinkWidth");
-}
-
-static int f_nvmlDeviceGetC2cModeInfoV(void *device, unsigned int *enabled)
-{
-    assert_ptr_equal(device, &fake);
-    *enabled = fake.c2c;
-    return fails("nvmlDeviceGetC2cModeInfo");
-}
-
-#define FAKE_MEMBER(needed, name, arguments) .name = f_##name,
-static const struct nvrtc_api fake_nvrtc = {NVRTC_FUNCTIONS(FAKE_MEMBER)};
-static const struct cublas_api fake_cublas = {CUBLAS_FUNCTIONS(FAKE_MEMBER)};
-static const struct nvml_api fake_nvml = {NVML_FUNCTIONS(FAKE_MEMBER)};
-#undef FAKE_MEMBER
 
 /* ---------------------------------------------------------------- */
 
@@ -817,6 +562,9 @@ static void fake_begin(void)
                          .can_register = 1,
                          .name = "NVIDIA H200",
                          .archs = {75, 90, 100}};
+    fake_range_count = 0;
+    fake_pack = (struct fake_pack){0};
+    memset(&fake_kernels, 0, sizeof(fake_kernels));
     fake_libraries(&fake_nvrtc, &fake_cublas, &fake_nvml);
     cu_test_api(&fake_cu);
 }

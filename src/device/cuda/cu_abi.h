@@ -69,11 +69,15 @@
     X(CU_EVENT_DEFAULT, 0)                                                   \
     X(CU_EVENT_DISABLE_TIMING, 2)                                            \
     X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                                   \
+    X(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, 3)                                \
     X(CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                                    \
+    X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)                                \
     X(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11)                             \
     X(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12)                                   \
     X(CU_MEMORYTYPE_HOST, 1)                                                 \
     X(CU_MEMORYTYPE_DEVICE, 2)                                               \
+    X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                           \
+    X(CU_STREAM_WRITE_VALUE_DEFAULT, 0)                                      \
     X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                        \
     X(CU_MEM_LOCATION_TYPE_HOST, 2)                                          \
     X(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                                  \
@@ -157,11 +161,15 @@ typedef struct cu_memcpy_attributes CUmemcpyAttributes;
     X(1, cuPointerGetAttributes, 7000,                                                                           \
       (unsigned int count, CUpointer_attribute *attributes, void **values, CUdeviceptr pointer))                 \
     X(1, cuStreamCreate, 2000, (CUstream * stream, unsigned int flags))                                          \
+    X(1, cuCtxGetStreamPriorityRange, 5050, (int *least, int *greatest))                                         \
+    X(1, cuStreamCreateWithPriority, 5050, (CUstream * stream, unsigned int flags, int priority))                \
     X(1, cuStreamDestroy, 4000, (CUstream stream))                                                               \
     X(1, cuStreamGetCtx, 9020, (CUstream stream, CUcontext * context))                                           \
     X(1, cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus * status))                          \
     X(1, cuStreamQuery, 2000, (CUstream stream))                                                                 \
     X(1, cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned int flags))                          \
+    X(0, cuStreamWaitValue32, 11070, (CUstream stream, CUdeviceptr data, uint32_t value, unsigned int flags))    \
+    X(0, cuStreamWriteValue32, 11070, (CUstream stream, CUdeviceptr data, uint32_t value, unsigned int flags))   \
     X(1, cuEventCreate, 2000, (CUevent * event, unsigned int flags))                                             \
     X(1, cuEventDestroy, 4000, (CUevent event))                                                                  \
     X(1, cuEventRecord, 2000, (CUevent event, CUstream stream))                                                  \

@@ -144,6 +144,7 @@ static side_status device_open(const char *args, dev_context **context)
     }
     kernels_init(c);
     blas_init(c);
+    blocks_init(c);
     *context = c;
     return SIDE_OK;
 }
@@ -153,6 +154,7 @@ static void device_close(dev_context *context)
     if (context == NULL)
         return;
     const bool entered = cuda_enter(context) == SIDE_OK;
+    blocks_finish(context, entered);
     blas_finish(context);
     kernels_finish(context);
     if (entered)

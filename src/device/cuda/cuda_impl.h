@@ -7,6 +7,7 @@
  *      cuda_memory.c   allocate, pin, kinds            cuda_copy.c     copies, set, host functions
  *      cuda_link.c     PCIe, NUMA                      cuda_kernels.c  the named ops' kernels
  *      cuda_error.c    enter, leave, cuda_status       cuda_blas.c     matmul
+ *      cuda_blocks.c   scattered blocks, gathered      cuda_pack.c     and packed; cuda_table.c: what their kernels read
  */
 #ifndef CUDA_IMPL_H
 #define CUDA_IMPL_H
@@ -28,6 +29,9 @@ enum cuda_kernel {
     KERNEL_XXH3_BLOCKS,
     KERNEL_AFFINE,
     KERNEL_SPIN,
+    KERNEL_GATHER,
+    KERNEL_PACK,
+    KERNEL_PACK_REST,
     KERNEL_COUNT
 };
 
@@ -56,6 +60,28 @@ struct cuda_blas {
     struct cuda_workspace *kept; /* likewise, in graphs */
 };
 
+/* Tables for kernels that copy blocks: pinned memory, each with the event of its last use. */
+struct cuda_tables {
+    pthread_mutex_t mutex;    /* guards what follows */
+    struct cuda_table *first; /* the one used longest ago first; without those that are taken */
+    size_t count, bytes;      /* taken ones included */
+};
+
+struct cuda_pack_buffer {
+    CUdeviceptr data; /* 0 until needed: SLOTS slots of slot_bytes */
+    size_t slot_bytes;
+};
+
+struct cuda_pack {
+    pthread_mutex_t mutex; /* guards what follows; held while a call is queued: calls follow each other on `stream` */
+    bool ready, refused;   /* what follows is made; there is nothing to be made of it */
+    CUstream stream;       /* of the kernel: the highest priority */
+    CUevent fork, tail;    /* the caller's stream so far, before and behind a call */
+    CUdeviceptr state;     /* struct pack_state of kernels.cu */
+    struct cuda_pack_buffer small, large;
+    uint32_t number; /* of the next call's first chunk; cyclic */
+};
+
 struct dev_context {
     const struct cu_api *cu;
     CUdevice device;
@@ -65,6 +91,8 @@ struct dev_context {
     atomic_bool no_batch; /* the driver refused one */
     struct cuda_kernels kernels;
     struct cuda_blas blas;
+    struct cuda_tables tables;
+    struct cuda_pack pack;
 };
 
 struct dev_stream {
@@ -103,6 +131,8 @@ void kernels_finish(dev_context *context); /* entered */
 /* Whether there are kernels and whence. Loads the fatbin, or looks for NVRTC without compiling. Blocks for some ms at first. Not entered. */
 bool kernels_resolve(dev_context *context, char *from, size_t from_bytes);
 side_status kernels_op(dev_stream *stream, const side_op *op); /* all but MATMUL; entered */
+/* SIDE_UNSUPPORTED with `where` and the reason where there are none. May load or compile, which may wait for the device. Entered. */
+side_status kernels_get(dev_context *context, enum cuda_kernel id, const char *where, CUfunction *function);
 
 /* ---- cuda_blas.c */
 
@@ -116,6 +146,11 @@ side_status blas_matmul(dev_stream *stream, const side_op *op); /* entered */
 /* Paths LOOP and BATCH. Entered. */
 side_status cuda_copy_queue(dev_stream *stream, side_copy_kind kind, const side_piece *pieces, size_t count,
                             side_path path);
+
+/* ---- cuda_blocks.c */
+
+void blocks_init(dev_context *context);
+void blocks_finish(dev_context *context, bool entered);
 
 /* ---- cuda_link.c */
 

@@ -24,7 +24,10 @@ static const char *const names[KERNEL_COUNT] = {[KERNEL_CAST_F32_F16] = "side_ca
                                                 [KERNEL_CAST_BF16_F16] = "side_cast_bf16_f16",
                                                 [KERNEL_XXH3_BLOCKS] = "side_xxh3_blocks",
                                                 [KERNEL_AFFINE] = "side_affine",
-                                                [KERNEL_SPIN] = "side_spin"};
+                                                [KERNEL_SPIN] = "side_spin",
+                                                [KERNEL_GATHER] = "side_gather",
+                                                [KERNEL_PACK] = "side_pack",
+                                                [KERNEL_PACK_REST] = "side_pack_rest"};
 
 /* ---------------------------------------------------------------- loading */
 
@@ -221,8 +224,7 @@ bool kernels_resolve(dev_context *context, char *from, size_t from_bytes)
     return false;
 }
 
-/* Entered. */
-static side_status kernel_get(dev_context *context, enum cuda_kernel id, CUfunction *function)
+side_status kernels_get(dev_context *context, enum cuda_kernel id, const char *where, CUfunction *function)
 {
     struct cuda_kernels *k = &context->kernels;
     side_status status = SIDE_OK;
@@ -233,7 +235,7 @@ static side_status kernel_get(dev_context *context, enum cuda_kernel id, CUfunct
     if (status == SIDE_OK && k->state == KERNELS_TO_COMPILE)
         status = compile(context);
     if (status == SIDE_OK && k->state == KERNELS_NONE)
-        status = error_set(SIDE_UNSUPPORTED, "side_op_async", "no kernels: %s", k->from);
+        status = error_set(SIDE_UNSUPPORTED, where, "no kernels: %s", k->from);
     if (status == SIDE_OK)
         *function = k->function[id];
     pthread_mutex_unlock(&k->mutex);
@@ -253,7 +255,7 @@ static side_status launch(dev_stream *stream, enum cuda_kernel id, uint64_t work
     const uint64_t wanted = (work + THREADS - 1) / THREADS;
     const unsigned blocks = (unsigned)(wanted < most ? wanted : most), threads = id == KERNEL_SPIN ? 1 : THREADS;
     CUfunction function;
-    side_status status = kernel_get(context, id, &function);
+    side_status status = kernels_get(context, id, "side_op_async", &function);
 
     if (status != SIDE_OK)
         return status;

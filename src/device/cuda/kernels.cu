@@ -186,3 +186,221 @@ extern "C" __global__ void side_spin(u64 ns)
             break;
     }
 }
+
+/* ---- scattered blocks: a warp copies a tile at a time, of any size and alignment; see cuda_table.c, which writes what is read here
+ *
+ * A unit is a few tiles in a row, of one or more pieces: so a warp waits for the table, which lies behind the link, once in many tiles. */
+
+const u32 TILE = 4096;
+
+struct alignas(16) block_piece {
+    u64 to, from, bytes;
+    u64 out; /* pack: where the host wants it; `to` is in a chunk */
+};
+
+struct alignas(16) block_unit {
+    u32 piece, pieces; /* which it touches; at most as many as a warp has lanes */
+    u32 tile, tiles;   /* begins with this tile of the first piece */
+    u32 chunk, units;  /* pack: number within the call, and how many units that has */
+    u32 unused[2];
+};
+
+/* `to` and `from` lie alike in words of V. The bytes at both ends go one by one; all loads of a round are on their way before the first store. */
+template <class V> __device__ __forceinline__ static void copy_as(char *to, const char *from, u32 bytes, u32 lane)
+{
+    const u32 size = sizeof(V), before = (0u - (u32)(u64)to) & (size - 1), head = before < bytes ? before : bytes;
+    const u32 n = (bytes - head) / size, tail = head + n * size;
+    V *t = (V *)(to + head) + lane;
+    const V *f = (const V *)(from + head) + lane;
+    char first = 0, last = 0;
+
+    if (lane < head)
+        first = from[lane];
+    if (lane < bytes - tail)
+        last = from[tail + lane];
+#pragma unroll 1
+    for (int left = (int)n - (int)lane; left + (int)lane > 0; left -= 8 * 32) { /* the same for all lanes */
+        V v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            v[k] = 32 * k < left
+                       ? f[32 * k]
+                       : V(); /* of a value at all events, or registers are held for those of the round before */
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (32 * k < left)
+                t[32 * k] = v[k];
+        f += 8 * 32;
+        t += 8 * 32;
+    }
+    if (lane < head)
+        to[lane] = first;
+    if (lane < bytes - tail)
+        to[tail + lane] = last;
+}
+
+__device__ static void copy_tile(char *to, const char *from, u32 bytes, u32 lane)
+{
+    const u32 apart = ((u32)(u64)to ^ (u32)(u64)from) & 15u;
+
+    if (apart == 0)
+        copy_as<uint4>(to, from, bytes, lane);
+    else if (apart % 8 == 0)
+        copy_as<u64>(to, from, bytes, lane);
+    else if (apart % 4 == 0)
+        copy_as<u32>(to, from, bytes, lane);
+    else if (apart % 2 == 0)
+        copy_as<u16>(to, from, bytes, lane);
+    else
+        copy_as<unsigned char>(to, from, bytes, lane);
+}
+
+/* By a whole warp: lane i holds the unit's piece i. */
+__device__ static void copy_unit(const block_unit &unit, const block_piece *pieces, bool out, u32 lane)
+{
+    block_piece mine = {0, 0, 0, 0};
+    u64 done = (u64)unit.tile * TILE;
+
+    if (lane < unit.pieces)
+        mine = pieces[unit.piece + lane];
+    if (out)
+        mine.to = mine.out;
+#pragma unroll 1
+    for (u32 k = 0, at = 0; k < unit.tiles; k++) {
+        const u64 to = __shfl_sync(~0u, mine.to, at), from = __shfl_sync(~0u, mine.from, at),
+                  bytes = __shfl_sync(~0u, mine.bytes, at), left = bytes - done;
+        const u32 n = left < TILE ? (u32)left : TILE;
+        copy_tile((char *)(to + done), (const char *)(from + done), n, lane);
+        done += n;
+        if (done == bytes) {
+            at++;
+            done = 0;
+        }
+    }
+}
+
+/* Units lie one before another: the first is *units. */
+__device__ static void copy_units(const block_unit *units, u32 count, const block_piece *pieces, bool out)
+{
+    const u32 lane = threadIdx.x % 32, warps = gridDim.x * blockDim.x / 32;
+
+    for (u32 u = (blockIdx.x * blockDim.x + threadIdx.x) / 32; u < count; u += warps)
+        copy_unit(*(units - u), pieces, out, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    side_gather(const block_unit *units, u32 count, const block_piece *pieces)
+{
+    copy_units(units, count, pieces, false);
+}
+
+/* ---- pack: see cuda_pack.c for the protocol
+ *
+ * Warps take units by ticket, so that a thread block that comes late, or never, holds nothing up. Whoever finishes a chunk's last unit says so to the
+ * stream that waits for it. A chunk's memory is used again when that stream has said that it is through with the chunk SLOTS before. */
+
+const u32 SLOTS = 4;
+
+struct alignas(128)
+    pack_state {      /* device memory; zero before the first call, and as it should be for the next one after each */
+    u32 ticket, left; /* the next unit; thread blocks that are through */
+    u32 stopped;      /* this call gives up */
+    u32 failed;       /* number behind the last chunk of the last call that gave up */
+    alignas(128) u32 done[SLOTS];
+    alignas(128) u32 ready[SLOTS];    /* number behind the last chunk that is packed; streams wait for it */
+    alignas(128) u32 released[SLOTS]; /* the same of those that are copied; streams write it */
+};
+
+__device__ static u32 load_acquire(const u32 *p)
+{
+    u32 value;
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
+__device__ static void store_release(u32 *p, u32 value)
+{
+    asm volatile("st.release.sys.u32 [%0], %1;" : : "l"(p), "r"(value) : "memory");
+}
+
+/* Waits until the stream is through with chunk number - 1 (cyclic). False: the call gives up, because the host says so or nothing moved for too long. */
+__device__ static bool wait_released(pack_state *s, u32 slot, u32 number, const u32 *stop, u64 patience)
+{
+    u64 begin = 0, now = 0;
+
+    for (u32 turn = 0; (int)(load_acquire(&s->released[slot]) - number) < 0; turn++) {
+        if (load_acquire(&s->stopped) != 0)
+            return false;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        if (turn == 0)
+            begin = now;
+        if (now - begin > patience || (turn % 64 == 63 && load_acquire(stop) != 0)) { /* `stop` lies behind the link */
+            atomicExch(&s->stopped, 1u);
+            return false;
+        }
+        __nanosleep(200);
+    }
+    return true;
+}
+
+/* The last thread block leaves all as the next call wants it. Who still waits for a chunk of a call that gave up waits no longer. */
+__device__ static void pack_leave(pack_state *s, u32 end)
+{
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    __threadfence();
+    if (atomicAdd(&s->left, 1u) + 1 != gridDim.x)
+        return;
+    __threadfence();
+    if (load_acquire(&s->stopped) != 0)
+        s->failed = end;
+    s->ticket = s->left = s->stopped = 0;
+    for (u32 i = 0; i < SLOTS; i++) {
+        s->done[i] = 0;
+        s->released[i] = end;
+    }
+    __threadfence_system();
+    for (u32 i = 0; i < SLOTS; i++)
+        store_release(&s->ready[i], end);
+}
+
+/* `base`: the number of the call's first chunk; `end`: of the next call's. */
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    side_pack(pack_state *s, const block_unit *units, u32 count, const block_piece *pieces, u32 base, u32 end,
+              const u32 *stop, u64 patience)
+{
+    const u32 lane = threadIdx.x % 32;
+
+    for (;;) {
+        u32 u = 0, go = 1;
+        if (lane == 0)
+            u = atomicAdd(&s->ticket, 1u);
+        u = __shfl_sync(~0u, u, 0);
+        if (u >= count)
+            break;
+        const block_unit unit = *(units - u);
+        const u32 slot = unit.chunk % SLOTS;
+        if (lane == 0 && unit.chunk >= SLOTS)
+            go = wait_released(s, slot, base + unit.chunk - SLOTS + 1, stop, patience);
+        if (__shfl_sync(~0u, go, 0) == 0)
+            break;
+        copy_unit(unit, pieces, false, lane);
+        __threadfence();
+        __syncwarp();
+        if (lane == 0 && atomicAdd(&s->done[slot], 1u) + 1 == unit.units) {
+            s->done[slot] = 0; /* before anyone can count for the slot's next chunk */
+            __threadfence_system();
+            store_release(&s->ready[slot], base + unit.chunk + 1);
+        }
+    }
+    pack_leave(s, end);
+}
+
+/* Behind all copies of a call: where it gave up, everything goes again, by stores to the host. */
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    side_pack_rest(const pack_state *s, u32 end, const block_unit *units, u32 count, const block_piece *pieces)
+{
+    if (s->failed == end)
+        copy_units(units, count, pieces, true);
+}
