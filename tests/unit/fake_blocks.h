@@ -94,7 +94,7 @@ static void pack_advance(void)
 }
 
 static struct {
-    size_t gathers, packs, rests;
+    _Atomic size_t gathers, packs, rests;
 } fake_kernels;
 
 /* Queued; other kernels have no effect. */

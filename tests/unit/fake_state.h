@@ -43,8 +43,9 @@ static struct fake {
     char target[64]; /* NVRTC's --gpu-architecture */
     void *workspace; /* of the last product */
     CUstream gemm_stream;
-    int relaxed;                     /* how often a thread was made relaxed */
-    size_t pointer_queries, longest; /* the most pieces of a batch */
+    int relaxed; /* how often a thread was made relaxed */
+    _Atomic size_t pointer_queries;
+    size_t longest; /* the most pieces of a batch */
     int priority;
 } fake;
 

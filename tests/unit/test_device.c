@@ -367,5 +367,52 @@ T_TEST(the_detail_is_the_thread_s)
     side_device_close(dev);
 }
 
-T_MAIN(T(unknown_specs), T(auto_and_the_environment), T(list), T(device_calls), T(stream_and_event_calls),
+/* AUTO takes what the profile says is the fastest, and another path where that one cannot be taken; all with the same bytes. */
+T_TEST(auto_path)
+{
+    enum { N = 1000, BLOCK = 4096 };
+    side_device *d = NULL;
+    side_stream *stream = NULL;
+    side_pool *pool = NULL;
+    void *host = NULL, *device = NULL;
+    unsigned char *pageable = malloc(N * BLOCK);
+    static side_piece pieces[N + 1];
+    uint64_t took[2][SIDE_PATH_COUNT] = {{0}};
+
+    assert_non_null(pageable);
+    for (int capture = 0; capture < 2; capture++) {
+        T_OK(side_device_open("sim", &d));
+        T_OK(side_stream_create(d, &stream));
+        T_OK(side_device_pool(d, &pool));
+        T_OK(side_pool_alloc(pool, N * BLOCK, &host));
+        T_OK(side_device_alloc(d, N * BLOCK, &device));
+        sim_capture(stream->handle, capture != 0);
+        for (int path = SIDE_PATH_AUTO; path < SIDE_PATH_GATHER; path++) {
+            for (size_t i = 0; i < N; i++)
+                pieces[i] = (side_piece){(char *)device + i * BLOCK, (char *)host + (N - 1 - i) * BLOCK, BLOCK};
+            memset(host, path + 1, N * BLOCK);
+            const uint64_t at = side_device_now_ns(d);
+            T_OK(side_copy_blocks(stream, SIDE_COPY_H2D, pieces, N + 1, (side_path)path)); /* the last one is empty */
+            T_OK(side_stream_sync(stream, 10));
+            took[capture][path] = side_device_now_ns(d) - at;
+            T_OK(side_copy_async(stream, SIDE_COPY_D2H, pageable, device, N * BLOCK));
+            assert_true(pageable[0] == path + 1 && pageable[N * BLOCK - 1] == path + 1);
+        }
+        for (size_t i = 0; i < N; i++)
+            pieces[i].src = pageable + i * BLOCK;
+        T_OK(side_copy_blocks(stream, SIDE_COPY_H2D, pieces, N, SIDE_PATH_AUTO));
+        pieces[N - 1].dst = host; /* which no path takes */
+        REFUSES(side_copy_blocks(stream, SIDE_COPY_H2D, pieces, N, SIDE_PATH_AUTO), SIDE_INVALID);
+        T_OK(side_stream_sync(stream, 10));
+        T_OK(side_pool_free(pool, host, NULL, 0));
+        side_device_free(d, device);
+        side_stream_destroy(stream);
+        side_device_close(d);
+    }
+    free(pageable);
+    assert_true(took[0][SIDE_PATH_AUTO] * 5 < took[0][SIDE_PATH_BATCH]); /* by a gather kernel */
+    assert_int_equal(took[1][SIDE_PATH_AUTO], took[1][SIDE_PATH_BATCH]); /* which does not go into a graph */
+}
+
+T_MAIN(T(auto_path), T(unknown_specs), T(auto_and_the_environment), T(list), T(device_calls), T(stream_and_event_calls),
        T(copy_calls), T(op_calls), T(pipeline_options), T(status_names), T(the_detail_is_the_thread_s))

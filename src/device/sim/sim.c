@@ -209,6 +209,34 @@ static side_status memory(dev_context *c, size_t *free_bytes, size_t *total_byte
     return sim_leave(c, SIDE_OK);
 }
 
+/* Equal blocks that lie apart. Nothing here slows compute down, whatever runs beside. */
+static void model_paths(const dev_context *c, side_machine *machine)
+{
+    uint32_t n = 0;
+
+    for (uint32_t block = 1024; block <= 1 << 20; block *= 4)
+        for (uint32_t count = 16; count <= 4096; count *= 16)
+            for (int kind = SIDE_COPY_H2D; kind <= SIDE_COPY_D2D; kind++)
+                for (int path = SIDE_PATH_LOOP; path < SIDE_PATH_COUNT; path++) {
+                    const struct sim_blocks blocks = {.count = count,
+                                                      .full = count,
+                                                      .bytes = (size_t)count * block,
+                                                      .tiles = (size_t)count * ((block + 4095) / 4096),
+                                                      .runs = count};
+                    if (!sim_has_path(c, (side_copy_kind)kind, (side_path)path))
+                        continue;
+                    machine->paths[n++] = (side_path_rate){
+                        .kind = (side_copy_kind)kind,
+                        .path = (side_path)path,
+                        .block_bytes = block,
+                        .count = count,
+                        .gbps = (double)blocks.bytes /
+                                (double)sim_blocks_cost(c, (side_copy_kind)kind, (side_path)path, &blocks),
+                        .beside = 1};
+                }
+    machine->path_count = n;
+}
+
 /* The host's share costs no virtual time: queueing, staging threads and pinning take none, and work that waits begins where the awaited ends. */
 static side_status model(dev_context *c, side_machine *machine)
 {
@@ -228,7 +256,7 @@ static side_status model(dev_context *c, side_machine *machine)
     machine->pageable_d2h = (side_rate){latency_s, pageable < d2h ? pageable : d2h};
     machine->stage_gbps = h2d;
     machine->pin_s_per_gib = machine->queue_s = machine->handover_s = machine->start_s = 0;
-    machine->path_count = 0;
+    model_paths(c, machine);
     return sim_leave(c, SIDE_OK);
 }
 
