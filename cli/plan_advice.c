@@ -138,7 +138,7 @@ static void other_compute(struct planning *p)
 
     w.compute_s *= 2; /* twice the work: half of the time is what one pass takes */
     propose(p, "reuse", try(p, &w) / 2,
-            "more compute per byte: two passes over an item while it is there (one of them)");
+            "more compute per byte: two passes over each item while it is there (time of one)");
     w = p->work;
     w.compute_s /= 2;
     propose(p, "compute", try(p, &w), "half the compute (tf32 or bf16 products, a better kernel)");
@@ -195,12 +195,12 @@ static const char *reason(const struct planning *p)
         return "with so few buffers the lanes wait for each other";
     if (p->plan.bound == SIDE_BOUND_SOURCE)
         return "all wait for the source";
+    if (p->plan.bound == SIDE_BOUND_LATENCY || p->plan.bound == SIDE_BOUND_HOST)
+        return "the items are too small or too few: what comes with each costs as much as is hidden";
     if (share < 0.15)
         return "there is little to hide: nearly all of the time is compute";
     if (share > 0.85)
         return "there is little to hide it under: nearly all of the time is transfer";
-    if (p->plan.bound == SIDE_BOUND_LATENCY || p->plan.bound == SIDE_BOUND_HOST)
-        return "the items are too small or too few: what comes with each costs as much as is hidden";
     return "what is hidden is as much as what comes with it";
 }
 
@@ -209,7 +209,12 @@ static void word_verdict(struct planning *p)
     const side_plan *plan = &p->plan;
 
     switch (plan->verdict) {
-    case SIDE_OVERLAP_PAYS: snprintf(p->verdict, sizeof(p->verdict), "Overlap pays: %.2fx.", plan->speedup); break;
+    case SIDE_OVERLAP_PAYS:
+        snprintf(p->verdict, sizeof(p->verdict),
+                 p->work.items > 1 ? "Overlap pays: %.2fx."
+                                   : "Staging by threads pays: %.2fx; one item has nothing else to overlap with.",
+                 plan->speedup);
+        break;
     case SIDE_OVERLAP_HARDLY:
         snprintf(p->verdict, sizeof(p->verdict), "Overlap hardly pays: %.2fx; %s.", plan->speedup, reason(p));
         break;

@@ -10,8 +10,13 @@ enum { SHOWN_ADVICE = 5 };
 const char *planning_time_text(double seconds, char text[32])
 {
     static const char *const units[] = {"s", "ms", "us", "ns"};
+    const double day_s = 86400;
     size_t unit = 0;
 
+    if (seconds >= 2 * day_s) {
+        snprintf(text, 32, "%.3g days", seconds / day_s);
+        return text;
+    }
     while (unit < 3 && seconds < 0.9995) {
         seconds *= 1000;
         unit++;
@@ -22,10 +27,15 @@ const char *planning_time_text(double seconds, char text[32])
 
 /* ---------------------------------------------------------------- text */
 
+#define MOSTLY \
+    0.8 /* of what is not compute; less of it is copies where the host's queueing or the source takes the rest */
+
 static void print_work(const struct planning *p)
 {
     const side_plan_work *w = &p->work;
     const side_plan *plan = &p->plan;
+    const double share = planning_share(plan, w), other = share * planning_serial(plan, w);
+    const double copies = (double)w->items * (plan->h2d_s + plan->d2h_s);
     char in[32], out[32], compute[32], copy_in[32], copy_out[32], source[32];
 
     printf("machine     %s\n", p->name);
@@ -42,7 +52,8 @@ static void print_work(const struct planning *p)
     printf("\nan item     copy in %s, compute %s", planning_time_text(plan->h2d_s, copy_in), compute);
     if (w->result_bytes > 0)
         printf(", copy out %s", planning_time_text(plan->d2h_s, copy_out));
-    printf("; %.0f %% of the serial time is transfer\n\n", planning_share(plan, w) * 100);
+    printf("; %.0f %% of the serial time is %s\n\n", share * 100,
+           !w->pageable && copies < MOSTLY * other ? "not compute" : "transfer");
 }
 
 static const char *bound_words(side_bound bound)

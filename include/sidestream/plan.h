@@ -84,7 +84,8 @@ typedef struct side_plan {
 /* clang-format on */
 
 /* SIDE_INVALID names the field that is out of range, and the range. SIDE_TOO_LARGE: one slot, or the depth that was asked for, does not fit budget_bytes. plan->size
- * must be set; the plan is written on success alone. Staging is counted with side_default_threads() threads. Takes some 10 ms at most. */
+ * must be set; the plan is written on success alone. Staging is counted with side_default_threads() threads. Takes some 10 ms; a tenth of a second
+ * or two where memory is pageable and times vary. */
 SIDE_API side_status side_plan_make(const side_machine *machine, const side_plan_work *work, side_plan *plan);
 
 #ifdef __cplusplus

@@ -203,23 +203,34 @@ static side_status fit_budget(const side_plan_work *w, uint32_t *most)
 
 /* ---------------------------------------------------------------- the result */
 
-/* Plain copies of pageable memory return once they are done, so the host prepares nothing beside them; 0: not known. */
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+#define RETURNS_AT_ONCE \
+    (64 << 10) /* a plain copy of no more from pageable memory: the driver keeps the bytes with the command */
+
+/* Larger plain copies of pageable memory return once they are done, so the host prepares nothing beside them; 0: not known. */
 static double pageable_serial(const struct planner *p, uint64_t items)
 {
     const side_machine *m = p->machine;
     const side_plan_work *w = &p->work;
-    double n = (double)items, in, out, beside;
+    double n = (double)items, in, out, beside, host = m->queue_s;
 
     if (m->pageable_h2d.gbps <= 0 || (w->result_bytes > 0 && m->pageable_d2h.gbps <= 0))
         return 0;
     in = m->pageable_h2d.latency_s + (double)w->item_bytes / (m->pageable_h2d.gbps * 1e9);
+    if (w->item_bytes <= RETURNS_AT_ONCE)
+        host = larger(m->queue_s - in - m->handover_s, PLAN_COPY_PART * m->queue_s);
     if (w->result_bytes > 0) {
         out = m->pageable_d2h.latency_s + (double)w->result_bytes / (m->pageable_d2h.gbps * 1e9);
-        return m->start_s + n * (w->source_s + in + w->compute_s + out + 3 * m->handover_s + m->queue_s);
+        return m->start_s + n * (w->source_s + in + w->compute_s + out + 3 * m->handover_s + host) - m->handover_s;
     }
     /* The loader runs beside the compute, to which nobody waits but the next copy. */
-    beside = w->source_s > w->compute_s ? w->source_s : w->compute_s;
-    return m->start_s + w->source_s + (n - 1) * (in + beside) + in + w->compute_s + n * (2 * m->handover_s + m->queue_s);
+    beside = larger(w->source_s, w->compute_s);
+    return m->start_s + w->source_s + (n - 1) * (in + beside) + in + w->compute_s + n * (2 * m->handover_s + host) -
+           m->handover_s;
 }
 
 static side_verdict verdict_of(double speedup)
@@ -251,7 +262,7 @@ static void fill_serial(struct planner *p, side_plan *plan)
     const side_plan_work *w = &p->work;
     struct planner pinned = *p;
     struct plan_lanes l, endless = lanes_of(p, PLAN_MAX_DEPTH);
-    double per_item, alone;
+    double per_item, alone, one = 0;
 
     pinned.work.pageable = false;
     l = lanes_of(&pinned, 1);
@@ -262,7 +273,10 @@ static void fill_serial(struct planner *p, side_plan *plan)
         plan->stage_s = (double)w->item_bytes / (p->machine->stage_gbps * 1e9);
     plan->serial_s = plan_serial(&l, w->items);
     plan->pageable_s = pageable_serial(p, w->items);
-    alone = plan_serial(&l, 2) - plan_serial(&l, 1);
+    if (l.jitter != NULL && w->source_s > 0)
+        plan_time(&l, w->items, &one);
+    l.jitter = NULL;
+    alone = larger(plan_serial(&l, 2) - plan_serial(&l, 1), one);
     if (w->pageable && plan->pageable_s > 0)
         alone = pageable_serial(p, 2) - pageable_serial(p, 1);
     plan_time(&endless, w->items, &per_item);
@@ -291,7 +305,7 @@ static void fill_plan(struct planner *p, uint32_t most, side_plan *plan)
     plan->compute_busy = (double)w->items * w->compute_s / plan->overlapped_s;
     plan->compute_busy = plan->compute_busy < 1 ? plan->compute_busy : 1;
     best = plan->overlapped_s;
-    for (uint32_t d = 0; d < SIDE_PLAN_DEPTHS; d++)
+    for (uint32_t d = plan->depth; d < SIDE_PLAN_DEPTHS; d++)
         best = plan->depth_s[d] < best ? plan->depth_s[d] : best;
     plan->bound = plan_bound(&l, w->items, plan->overlapped_s, best);
     plan->device_bytes = plan->depth * slot_bytes(w);

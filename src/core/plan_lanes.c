@@ -7,8 +7,6 @@
 #include <string.h>
 
 #define GB 1e9
-#define COPY_PART \
-    0.35 /* of queue_s is a copy's: on an H200 2.0 of 5.9 us of driver calls, and its event and wait; a result's copy comes on top */
 
 static double larger(double a, double b)
 {
@@ -57,8 +55,8 @@ void plan_lanes_make(struct plan_lanes *lanes, const side_machine *machine, cons
         .in = way(machine->h2d, work->item_bytes),
         .out = way(machine->d2h, work->result_bytes),
         .one_engine = machine->copy_engines == 1,
-        .queue_copy_s = machine->queue_s * COPY_PART,
-        .queue_compute_s = machine->queue_s * (1 - COPY_PART),
+        .queue_copy_s = machine->queue_s * PLAN_COPY_PART,
+        .queue_compute_s = machine->queue_s * (1 - PLAN_COPY_PART),
         .handover_s = machine->handover_s,
         .start_s = machine->start_s,
         .depth = depth,
@@ -73,15 +71,20 @@ void plan_lanes_make(struct plan_lanes *lanes, const side_machine *machine, cons
     *lanes = l;
 }
 
-double plan_serial(const struct plan_lanes *l, uint64_t items)
+double plan_serial(const struct plan_lanes *lanes, uint64_t items)
 {
-    double n = (double)items, out_s = l->out.latency_s + l->out.bytes_s;
-    double item = l->in.latency_s + l->in.bytes_s + l->compute_s + out_s;
-    double queue = l->queue_copy_s + l->queue_compute_s + (out_s > 0 ? l->queue_copy_s : 0);
+    struct plan_lanes one = *lanes;
+    double out_s = one.out.latency_s + one.out.bytes_s;
+    double item = one.in.latency_s + one.in.bytes_s + one.compute_s + out_s;
+    double queue = one.queue_copy_s + one.queue_compute_s + (out_s > 0 ? one.queue_copy_s : 0), all;
 
-    item += (out_s > 0 ? 3 : 2) * l->handover_s; /* from one engine to the next, on one stream too */
-    /* The loader and the host run beside the device here too; the slowest of the three sets the pace. */
-    return l->start_s + l->source_s + queue + item + (n - 1) * larger(item, larger(queue, l->source_s)) - l->handover_s;
+    item += (out_s > 0 ? 3 : 2) * one.handover_s; /* from one engine to the next, on one stream too */
+    one.jitter = NULL;
+    /* The first is a pipeline's of one item, queueing included: the host queues compute while the copy is under way, here as there. After it
+     * loader and host run beside the device here too; the slowest of the three sets the pace. */
+    all = plan_run(&one, 1, 0, NULL) + (double)(items - 1) * larger(item, larger(queue, one.source_s));
+    /* Where times vary, loader and device wait for each other as at depth 1. */
+    return lanes->jitter != NULL && one.source_s > 0 ? larger(all, plan_time(lanes, items, NULL)) : all;
 }
 
 /* ---------------------------------------------------------------- what limits */

@@ -422,7 +422,7 @@ static double many(const struct plan_lanes *l, uint64_t n, double *per_item)
 }
 
 #define JITTER_ITEMS  2048u /* at least so many, so that the mean of few items is one of many runs */
-#define JITTER_PASSES 64u
+#define JITTER_PASSES 256u  /* of one item: each value once */
 
 double plan_time(const struct plan_lanes *lanes, uint64_t items, double *per_item)
 {

@@ -55,6 +55,15 @@ py depth-one-json check.py 'd["bound"] == "depth"' 'd["depth"] == 1' 'ids >= {"d
 t depth-many 0 '*     20 *<- planned*' '' plan -d sim $small --depth=20
 t one-item 0 '{*}' '' plan -d sim --items=1 --bytes=64M --compute=1ms --json
 py one-item-json check.py 'd["verdict"] == "not"' '"smaller" in ids' '"one item" in d["verdict_text"]'
+t one-tiny 0 '*1.00x with 1 buffer*Overlap does not pay: 1.00x; one item has nothing to overlap with but its own end.*' '' \
+    plan "--machine=$docs/h200.json" --items=1 --bytes=4K --compute=1us
+t one-pageable 0 '*Staging by threads pays: 3.??x; one item has nothing else to overlap with.*' '' \
+    plan "--machine=$docs/h200.json" --items=1 --bytes=64M --compute=1ms --pageable
+t tiny-items 0 '*100 % of the serial time is not compute*Overlap does not pay: *; the items are too small or too few: *' '' \
+    plan "--machine=$docs/h200.json" --items=1000000 --bytes=1B --compute=1ns
+t deep-few 0 '{*}' '' plan "--machine=$docs/h200.json" --items=3 --bytes=8K --compute=33us --depth=64 --json
+py deep-few-json check.py 'd["bound"] != "depth"' '"depth" not in ids'
+t long 0 '*serial *10 days *overlapped *10 days *' '' plan -d sim:h200,memory=63T --items=10 --bytes=1T --compute=86400s
 t many 0 '{*}' '' plan --items=1000000000000 --bytes=1T --compute=1s --budget=40T --json -d sim:h200,memory=63T
 py many-json check.py 'd["overlapped_s"] > 1e12'
 t tiny 0 '{*}' '' plan -d sim --items=1 --bytes=1B --compute=1ns --json

@@ -108,6 +108,59 @@ T_TEST(overheads_are_counted)
     assert_int_equal(plan.verdict, SIDE_OVERLAP_NOT);
 }
 
+/* What the host takes to queue it is in both times. */
+T_TEST(one_item_is_no_gain)
+{
+    T_FOR_SEEDS (seed, 300) {
+        t_rng rng = t_rng_make(seed);
+        side_machine m = real_machine();
+        side_plan_work w = work_of(1, (size_t)logarithmic(&rng, 1, 1e9), (size_t)logarithmic(&rng, 1, 1e9),
+                                   logarithmic(&rng, 1e-9, 1));
+        side_plan plan;
+
+        w.result_bytes *= t_rng_chance(&rng, 2);
+        w.source_s = t_rng_chance(&rng, 2) ? logarithmic(&rng, 1e-9, 1) : 0;
+        w.jitter = t_rng_chance(&rng, 2) ? uniform(&rng, 0, 2) : 0;
+        m.queue_s = logarithmic(&rng, 1e-7, 1e-4);
+        m.handover_s = logarithmic(&rng, 1e-7, 1e-4);
+        plan = made(&m, &w);
+        NEAR(plan.speedup, 1, w.jitter > 0 ? 0.01 : 1e-9);
+        assert_int_equal(plan.verdict, SIDE_OVERLAP_NOT);
+    }
+    side_machine m = real_machine();
+    side_plan_work w = work_of(1, 4096, 0, 1 * US);
+    m.pageable_h2d = m.h2d;
+    w.pageable = true; /* the driver takes so few bytes with the command */
+    side_plan plan = made(&m, &w);
+    assert_int_equal(plan.verdict, SIDE_OVERLAP_NOT);
+}
+
+/* As long as the loader and the device wait for each other, one stream does too: no harm of overlap's. */
+T_TEST(uneven_loaders_are_no_harm)
+{
+    side_machine m = real_machine();
+
+    for (uint64_t n = 1; n <= 4096; n *= 2) {
+        side_plan_work w = work_of(n, 16 << 20, 0, 300 * US);
+        w.source_s = 600 * US;
+        w.jitter = 2;
+        w.depth = 1;
+        side_plan plan = made(&m, &w);
+        assert_true(plan.speedup >= 0.999);
+    }
+}
+
+T_TEST(more_slots_than_are_best_are_not_too_few)
+{
+    side_machine m = real_machine();
+    side_plan_work w = work_of(3, 8192, 0, 33 * US); /* the host queues all copies before the first compute */
+    w.depth = 64;
+    side_plan plan = made(&m, &w);
+
+    assert_true(plan.overlapped_s > 1.02 * plan.depth_s[1]);
+    assert_true(plan.bound != SIDE_BOUND_DEPTH);
+}
+
 T_TEST(loader_and_staging_are_lanes)
 {
     side_machine m = real_machine();
@@ -126,7 +179,7 @@ T_TEST(loader_and_staging_are_lanes)
     NEAR(plan.overlapped_s, 500 * (double)(16 << 20) / 20e9, 0.01);
     assert_int_equal(plan.bound, SIDE_BOUND_STAGE);
     NEAR(plan.stage_s, (double)(16 << 20) / 20e9, 1e-9);
-    NEAR(plan.pageable_s, 15 * US + 500 * ((double)(16 << 20) / 8e9 + (10 + 100 + 2 * 2 + 8) * US), 1e-9);
+    NEAR(plan.pageable_s, 15 * US + 500 * ((double)(16 << 20) / 8e9 + (10 + 100 + 2 * 2 + 8) * US) - 2 * US, 1e-9);
     NEAR(plan.speedup, plan.pageable_s / plan.overlapped_s, 1e-12);
     m.stage_gbps = 1000; /* no limit: the link is */
     plan = made(&m, &w);
@@ -468,7 +521,8 @@ T_TEST(published_runs_are_met)
 }
 
 T_MAIN(T(published_runs_are_met), T(two_slots_take_the_formula), T(one_slot_overlaps_copies_of_both_directions),
-       T(one_engine_takes_turns), T(both_directions_share_the_link), T(overheads_are_counted),
-       T(loader_and_staging_are_lanes), T(bound_is_the_lane_that_limits), T(depth_is_the_least_that_is_enough),
-       T(memory_is_what_pipelines_take), T(chunks_are_neither_small_nor_large), T(verdicts_follow_the_speedup),
-       T(jitter_has_its_mean_and_deviation), T(jitter_costs_and_slots_help), T(budget_is_kept), T(bad_input_is_named))
+       T(one_engine_takes_turns), T(both_directions_share_the_link), T(overheads_are_counted), T(one_item_is_no_gain),
+       T(uneven_loaders_are_no_harm), T(more_slots_than_are_best_are_not_too_few), T(loader_and_staging_are_lanes),
+       T(bound_is_the_lane_that_limits), T(depth_is_the_least_that_is_enough), T(memory_is_what_pipelines_take),
+       T(chunks_are_neither_small_nor_large), T(verdicts_follow_the_speedup), T(jitter_has_its_mean_and_deviation),
+       T(jitter_costs_and_slots_help), T(budget_is_kept), T(bad_input_is_named))
