@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "plan.h"
+#include "signals.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -238,6 +239,13 @@ static int make_plan(struct planning *p)
     return EXIT_DONE;
 }
 
+/* Advice that was cut short is none. */
+static int interrupted(void)
+{
+    say("interrupted");
+    return EXIT_INTERRUPTED;
+}
+
 int command_plan(int argc, char **argv)
 {
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
@@ -274,7 +282,7 @@ int command_plan(int argc, char **argv)
         code = output_open(&p->svg, p->args.svg, NULL);
     if (code == EXIT_DONE) {
         planning_advise(p);
-        code = planning_report(p);
+        code = signals_interrupted() ? interrupted() : planning_report(p);
     }
     if (code == EXIT_DONE && p->args.svg != NULL)
         code = planning_svg(p);

@@ -3,6 +3,7 @@
  * The verdict in words, and what would help. Each suggestion is the work changed in one way and planned again; it is given with the time that comes
  * out, and only where that is at least WORTH faster. */
 #include "plan.h"
+#include "signals.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -15,12 +16,12 @@
 #define MOST_MERGED (1 << 30) /* bytes of an item that others were merged into */
 #define LEAST_CUT   (64 << 10)
 
-/* Seconds for the changed work; infinite where there is no plan for it. */
+/* Seconds for the changed work; infinite where there is no plan for it, or no time. */
 static double try(const struct planning *p, const side_plan_work *work)
 {
     side_plan plan = SIDE_PLAN_INIT;
 
-    return side_plan_make(&p->machine, work, &plan) == SIDE_OK ? plan.overlapped_s : INFINITY;
+    return !signals_interrupted() && side_plan_make(&p->machine, work, &plan) == SIDE_OK ? plan.overlapped_s : INFINITY;
 }
 
 __attribute__((format(printf, 4, 5))) static void propose(struct planning *p, const char *id, double time_s,

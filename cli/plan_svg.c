@@ -11,6 +11,7 @@
  *     machine, source of the figures
  */
 #include "plan.h"
+#include "signals.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -73,7 +74,7 @@ static side_status plan_points(struct drawing *d)
         const double share = (i + 1) / (double)POINTS;
         side_plan plan = SIDE_PLAN_INIT;
         w.compute_s = copies * (1 - share) / share;
-        side_status s = side_plan_make(&d->p->machine, &w, &plan);
+        side_status s = signals_interrupted() ? SIDE_CANCELLED : side_plan_make(&d->p->machine, &w, &plan);
         if (s != SIDE_OK)
             return s;
         d->points[i].share = planning_share(&plan, &w);
@@ -212,5 +213,9 @@ int planning_svg(struct planning *p)
         status = SIDE_IO;
     free(text);
     free(d);
+    if (status == SIDE_CANCELLED) {
+        say("interrupted; no drawing");
+        return EXIT_INTERRUPTED;
+    }
     return status == SIDE_OK ? output_commit(&p->svg) : output_failed(&p->svg, status);
 }

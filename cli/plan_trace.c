@@ -13,6 +13,9 @@
 
 #define MOST_FILE ((off_t)256 << 20) /* the tree in memory is several times as large */
 
+#define MOST_BYTES ((json_int_t)1 << 40) /* of a copy: as --bytes takes */
+#define MOST_US    86400e6               /* of an event: as --compute takes */
+
 enum lane { H2D, COMPUTE, D2H, LANES };
 static const char *const lane_names[LANES] = {"H2D", "compute", "D2H"};
 
@@ -72,6 +75,8 @@ static int read_event(const char *path, size_t index, const json_t *from, struct
         return bad_event(path, index, "args.item is not a whole number");
     if (event->lane != COMPUTE && (!json_is_integer(bytes) || json_integer_value(bytes) < 0))
         return bad_event(path, index, "args.bytes is not a whole number");
+    if (json_number_value(dur) > MOST_US || (event->lane != COMPUTE && json_integer_value(bytes) > MOST_BYTES))
+        return bad_event(path, index, "dur is more than a day, or args.bytes more than 1 TiB");
     event->item = (uint64_t)json_integer_value(item);
     event->bytes = event->lane != COMPUTE ? (uint64_t)json_integer_value(bytes) : 0;
     event->begin_s = json_number_value(ts) * 1e-6;
@@ -107,7 +112,7 @@ static uint64_t whole(double value)
 /* events: sorted by item, at least one. `room`: for as many numbers. */
 static void add_up(const struct event *events, size_t count, double *room, struct plan_trace *trace)
 {
-    double first = INFINITY, last = 0;
+    double first = INFINITY, last = -INFINITY;
     double *of[3] = {room, room + count, room + 2 * count};
     size_t items = 0;
 
@@ -150,9 +155,10 @@ static int read_events(const char *path, const json_t *list, struct plan_trace *
         count += counts;
     }
     if (code == EXIT_DONE && ours == 0)
-        code = refuse(path,
-                      "no events of category H2D, compute or D2H; want a trace of 'sidestream demo --trace' or of "
-                      "side_timeline_trace");
+        code = refuse(
+            path, "no events of category H2D, compute or D2H; want a trace of 'sidestream demo --trace' or of "
+                  "side_timeline_trace. Those of other tools do not say what belongs to an item: give --items, --bytes "
+                  "and --compute instead");
     if (code == EXIT_DONE && count == 0)
         code = refuse(path, "no event names its item (args.item)");
     if (code == EXIT_DONE) {

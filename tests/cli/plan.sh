@@ -130,6 +130,13 @@ trace trace-no-bytes ': traceEvents\[0\]: args.bytes is not a whole number' "{\"
 trace trace-bad-time ': traceEvents\[0\]: ts or dur is not a number*' '{"traceEvents":[{"ph":"X","cat":"compute","ts":0,"dur":-1,"args":{"item":0}}]}'
 trace trace-no-compute ' has no compute*give --compute' "{\"traceEvents\":[$x,\"cat\":\"H2D\",\"args\":{\"item\":0,\"bytes\":5}}]}"
 trace trace-no-copies ' has no copies to the device*give --bytes' "{\"traceEvents\":[$x,\"cat\":\"compute\",\"args\":{\"item\":0}}]}"
+trace trace-foreign ': no events of category H2D, compute or D2H*give --items, --bytes and --compute instead' \
+    '{"schemaVersion":1,"traceEvents":[{"ph":"X","cat":"gpu_memcpy","ts":1,"dur":5,"args":{"bytes":100}}]}'
+trace trace-far-bytes ': traceEvents\[0\]: *args.bytes more than 1 TiB' "{\"traceEvents\":[$x,\"cat\":\"H2D\",\"args\":{\"item\":0,\"bytes\":9000000000000000000}}]}"
+trace trace-far-time ': traceEvents\[0\]: dur is more than a day*' '{"traceEvents":[{"ph":"X","cat":"compute","ts":0,"dur":1e300,"args":{"item":0}}]}'
+printf '{"traceEvents":[{"ph":"X","ts":-90,"dur":5,"cat":"H2D","args":{"item":0,"bytes":9}},{"ph":"X","ts":-80,"dur":5,"cat":"compute","args":{"item":0}}]}' >before.json
+t trace-before-zero 0 '{*}' '' plan -d sim --from=before.json --json
+py trace-before-zero-json check.py 'abs(d["trace_s"] - 15e-6) < 1e-12'
 t trace-completed 0 '{*}' '' plan -d sim --from=trace-no-compute.json --compute=1ms --json
 t trace-missing 1 '' "sidestream: trace 'none.json': No such file or directory" plan -d sim --from=none.json
 t trace-folder 1 '' "sidestream: trace '.': not a regular file" plan -d sim --from=.
@@ -171,6 +178,21 @@ t svg-pageable 0 '*' '' plan -d sim --items=3 --bytes=1M --compute=1us --pageabl
 t svg-folder 1 '' "sidestream: cannot write output 'none/p.svg': No such file or directory" plan -d sim $small --svg=none/p.svg
 t svg-full 1 '*' "sidestream: writing output '/dev/full': No space left on device" plan -d sim $small --svg=/dev/full
 clean nothing-left
+
+# A signal: nothing printed, or the figures and no drawing.
+cat >interrupt.py <<'PY'
+import os, signal, subprocess, sys
+slow = "plan -d sim --items=1700 --bytes=1K --result-bytes=26M --compute=1ms --pageable --jitter=150% --svg=slow.svg".split()
+for number in (signal.SIGINT, signal.SIGTERM):
+    p = subprocess.Popen([os.environ["SIDESTREAM"], *slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not any(f.startswith("slow.svg.") for f in os.listdir(".")) and p.poll() is None:
+        pass # the drawing is opened before anything takes long
+    p.send_signal(number)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 130 and err.startswith(b"sidestream: interrupted"), (p.returncode, err)
+    assert not [f for f in os.listdir(".") if f.startswith("slow.svg")]
+PY
+py interrupted interrupt.py
 
 # ---- what is refused
 
