@@ -47,6 +47,7 @@ struct bench {
     double timeout_s;     /* longest wait for the device */
     side_machine machine; /* to be saved: suites overwrite what they measured */
     side_machine_from machine_was;
+    bool begun_from_file;     /* that of --save=FILE, not the one of plans */
     char save_path[PATH_MAX]; /* of --save, else "" */
     bool saved;
     bool measured[8]; /* by suite number: it ran to its end */

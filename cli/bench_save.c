@@ -42,9 +42,24 @@ static int try_to_write(const char *path)
     return code;
 }
 
+/* So that suites may be measured one after the other into one file. Of another machine, or damaged: it is written anew. */
+static bool begin_from_file(struct bench *b)
+{
+    side_machine there = SIDE_MACHINE_INIT;
+    const side_machine *m = &b->machine;
+
+    if (b->args.save_file == NULL || side_machine_load(b->save_path, &there) != SIDE_OK ||
+        strcmp(there.machine, m->machine) != 0 || strcmp(there.uuid, m->uuid) != 0 || strcmp(there.gpu, m->gpu) != 0 ||
+        there.driver_version != m->driver_version)
+        return false;
+    b->machine = there;
+    return true;
+}
+
 int bench_machine_begin(struct bench *b)
 {
     side_status status;
+    int code;
 
     b->machine = (side_machine)SIDE_MACHINE_INIT;
     status = side_machine_get(b->device, &b->machine);
@@ -64,7 +79,12 @@ int bench_machine_begin(struct bench *b)
         if (status != SIDE_OK)
             return bench_failed(b, status, "--save without a file");
     }
-    return try_to_write(b->save_path);
+    code = try_to_write(b->save_path);
+    if (code == EXIT_DONE)
+        b->begun_from_file = begin_from_file(b);
+    if (b->begun_from_file)
+        b->machine_was = b->machine.from;
+    return code;
 }
 
 /* Rates are what plans rest on: a profile without them is an estimate still. */
@@ -98,7 +118,8 @@ int bench_machine_save(struct bench *b, bool link_measured, const char *not_meas
     b->saved = true;
     say("the %sprofile is saved in '%s'", b->props.simulated ? "simulated " : "", b->save_path);
     if (*not_measured != '\0')
-        say("not measured, so kept from %s: %s", origins[b->machine_was], not_measured);
+        say("not measured, so kept from %s: %s",
+            b->begun_from_file ? origins[SIDE_MACHINE_MEASURED] : origins[b->machine_was], not_measured);
     if (b->machine.from == SIDE_MACHINE_ESTIMATED)
         say("the link was not measured: the profile counts as an estimate until it is");
     return EXIT_DONE;

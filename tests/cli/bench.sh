@@ -93,6 +93,12 @@ PY
 t save-file 0 '*' "sidestream: the simulated profile is saved in 'p.json'"$'\n'"sidestream: not measured, so kept from the software device's model: pin, stage, blocks" \
     bench link launch --quick -d sim:h200,h2d_gbps=40 --save=p.json
 py save-file-read profile.py p.json 40
+# A second run keeps what the file has, and of another device's file nothing.
+sed -zi 's/"pin_s_per_gib": [^,]*/"pin_s_per_gib": 0.777/; s/,[^,]*"check"[^}]*}\n*$/\n}\n/' p.json # changed on purpose: without its checksum
+t save-more 0 '*' '*not measured, so kept from the profile that was there: pin, stage, blocks, launch' \
+    bench link --quick -d sim:h200,h2d_gbps=40 --save=p.json
+if grep -q '"pin_s_per_gib": 0.777' p.json; then ok save-kept; else fail save-kept "$(grep pin_s p.json)"; fi
+t save-other 0 '*' "*not measured, so kept from the software device's model: pin, stage, blocks, launch" bench link --quick -d sim --save=p.json
 t save-folder 0 '{*"saved": "*/cache/sidestream/machine-*.json"*}' "sidestream: the simulated profile is saved in '$PWD/cache/sidestream/machine-*.json'*" \
     $b link launch --quick --json --save
 py save-folder-read profile.py cache/sidestream/machine-*.json 55.3
