@@ -50,6 +50,8 @@ fi
 
 if ! have python3; then
     skip machines 'no python3'
+elif under thread; then
+    skip machines 'one thread: ThreadSanitizer has nothing to see'
 else
     python3 -B "$CLI_TESTS/doctor_check.py" || fail machines "doctor_check.py ended with $?"
 fi

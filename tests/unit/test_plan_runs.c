@@ -61,7 +61,7 @@ static void is_sane(const side_plan *p, const side_plan_work *w)
 
 T_TEST(no_schedule_beats_the_bound)
 {
-    T_FOR_SEEDS (seed, 1500) {
+    T_FOR_SEEDS (seed, 400) {
         t_rng rng = t_rng_make(seed);
         side_machine m = any_machine(&rng);
         side_plan_work w = any_work(&rng);
@@ -80,7 +80,7 @@ T_TEST(no_schedule_beats_the_bound)
  * link, or an engine, with copies out. Without those it is never slower; with them hardly. */
 T_TEST(deeper_is_never_slower)
 {
-    T_FOR_SEEDS (seed, 1500) {
+    T_FOR_SEEDS (seed, 400) {
         t_rng rng = t_rng_make(seed);
         side_machine m = any_machine(&rng);
         side_plan_work w = any_work(&rng);
@@ -111,7 +111,7 @@ static void is_more(const side_machine *m, const side_plan_work *w, const side_p
 
 T_TEST(more_work_is_never_shorter)
 {
-    T_FOR_SEEDS (seed, 800) {
+    T_FOR_SEEDS (seed, 250) {
         t_rng rng = t_rng_make(seed);
         side_machine m = any_machine(&rng);
         side_plan_work w = any_work(&rng), more = w;
@@ -139,7 +139,7 @@ T_TEST(long_runs_continue_the_steady_state)
 {
     double worst = 0;
 
-    T_FOR_SEEDS (seed, 300) {
+    T_FOR_SEEDS (seed, 100) {
         t_rng rng = t_rng_make(seed);
         side_machine m = any_machine(&rng);
         side_plan_work w = any_work(&rng);
@@ -165,7 +165,7 @@ T_TEST(absurd_numbers_overflow_nothing)
 {
     static const double extremes[] = {0, 1e-300, 1e-9, 1, 1e9};
 
-    T_FOR_SEEDS (seed, 300) {
+    T_FOR_SEEDS (seed, 100) {
         t_rng rng = t_rng_make(seed);
         side_machine m = plain_machine();
         side_plan_work w = work_of(UINT64_MAX >> t_rng_below(&rng, 64), (SIZE_MAX / 256) >> t_rng_below(&rng, 56),
