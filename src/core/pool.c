@@ -40,6 +40,10 @@ static void self_check(side_pool *pool)
 
 /* ---------------------------------------------------------------- create, destroy */
 
+#ifdef SIDE_TESTING
+size_t pool_test_region_bytes;
+#endif
+
 static void set_budget(side_pool *pool, const side_pool_options *options)
 {
     size_t small;
@@ -62,6 +66,9 @@ static void set_budget(side_pool *pool, const side_pool_options *options)
         small = pool->budget / 16 / PAGES_HUGE_BYTES * PAGES_HUGE_BYTES;
         small = small > PAGES_HUGE_BYTES ? small : PAGES_HUGE_BYTES;
         pool->region_bytes = small < POOL_REGION ? small : POOL_REGION;
+#ifdef SIDE_TESTING
+        pool->region_bytes = pool_test_region_bytes != 0 ? pool_test_region_bytes : pool->region_bytes;
+#endif
     }
     if (pool->region_bytes > SIZE_MAX / 2)
         pool->region_bytes = SIZE_MAX / 2;

@@ -15,6 +15,8 @@ void pool_device_finish(side_device *device);
  * are concerned: at least 1, `bytes` where there is no edge. Cheap where nothing is pinned in place. */
 #ifdef SIDE_TESTING /* devices that refuse such copies split them themselves: device/cuda/cuda_copy.c */
 size_t pool_copy_span(side_device *device, const void *data, size_t bytes);
+/* Where the options leave regions to the budget: their size, instead of 2 to 64 MiB. 0: as in the product. Set before pools are made. */
+extern size_t pool_test_region_bytes;
 #endif
 
 #endif

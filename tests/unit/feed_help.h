@@ -11,6 +11,7 @@
 
 #include "alloc.h"
 #include "device.h"
+#include "pool.h"
 #include "sim.h"
 
 #include <pthread.h>
@@ -46,7 +47,8 @@ static inline side_device *feed_device(const char *keys, uint64_t seed)
     char spec[128];
     side_device *dev = NULL;
 
-    setenv("LOCAL_WORLD_SIZE", "512", 1); /* a small pool */
+    setenv("LOCAL_WORLD_SIZE", "512", 1); /* a small pool, of small regions: new pages must be zeroed */
+    pool_test_region_bytes = (size_t)128 << 10;
     snprintf(spec, sizeof(spec), "sim:h200,check=1,seed=%llu%s%s", (unsigned long long)seed, keys[0] != '\0' ? "," : "",
              keys);
     T_OK(side_device_open(spec, &dev));

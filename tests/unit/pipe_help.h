@@ -11,6 +11,7 @@
 
 #include "alloc.h"
 #include "device.h"
+#include "pool.h"
 #include "sim.h"
 
 #include <stdatomic.h>
@@ -436,10 +437,11 @@ static inline void rig_finish(struct rig *r)
         close(r->out_fd);
 }
 
-/* Staging comes from the device's pool, whose first region is sized by the budget: a small share keeps a test's pinned memory, and its time, small. */
+/* Staging comes from the device's pool. New pages must be zeroed, so small regions (and few threads) keep the time of a device's life small. */
 static inline void rig_small_pool(void)
 {
     setenv("LOCAL_WORLD_SIZE", "512", 1);
+    pool_test_region_bytes = (size_t)128 << 10;
 }
 
 static inline side_device *rig_device(const char *keys, uint64_t seed)
