@@ -379,8 +379,13 @@ static void skip_without_blas(struct rig *r)
     side_device_free(r->device, data);
 }
 
-static const uint64_t shapes[][3] = {{1, 1, 1},     {1, 64, 37},    {64, 1, 100},    {5, 7, 3},
-                                     {33, 129, 65}, {128, 96, 256}, {100, 200, 1024}};
+static const uint64_t shapes[][3] = {{1, 1, 1},
+                                     {1, 64, 37},
+                                     {64, 1, 100},
+                                     {5, 7, 3},
+                                     {33, 129, 65},
+                                     {128, 96, 256},
+                                     {T_TSAN ? 20 : 100, T_TSAN ? 40 : 200, 1024}};
 enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
 T_TEST(matmul_is_as_exact_as_its_math)
@@ -441,7 +446,7 @@ T_TEST(matmul_of_whole_numbers_is_exact)
 T_TEST(matmuls_on_two_streams)
 {
     struct rig r = rig_open();
-    enum { N = 192, ROUNDS = 30 };
+    enum { N = 192, ROUNDS = T_TSAN ? 6 : 30 };
     const uint64_t dim[3] = {N, N, N};
     const size_t bytes = N * N * sizeof(float);
     side_stream *streams[2] = {r.stream, stream_make(r.device)};

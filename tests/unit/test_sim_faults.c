@@ -174,12 +174,13 @@ static void count_warnings(void *user, side_level level, const char *component, 
     warnings += level == SIDE_LEVEL_WARN;
 }
 
-/* Until the seed leaves the copy queued; then frees under it. Small and mapped memory. */
+/* Until the seed leaves the copy queued; then frees under it. Small memory, and mapped, which takes long to poison. */
 static void free_under_copy(size_t bytes, bool check)
 {
+    const uint64_t seeds = bytes < 1 << 20 ? 50 : 10;
     bool queued = false;
 
-    for (uint64_t seed = 1; seed <= 50; seed++) {
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         dev_context *c = open_seed(check ? "check=1" : "check=0", seed);
         dev_stream *s = make_stream(c);
         unsigned char *device = device_memory(c, bytes), *keep = device_memory(c, 16), *host = host_memory(c, 16);
