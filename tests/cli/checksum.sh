@@ -79,7 +79,8 @@ done
 truncate -s 3G shrinking
 "$SIDESTREAM" run checksum shrinking -d sim --chunk 1M >out 2>err </dev/null &
 pid=$!
-sleep 0.3
+until_it has_open $pid shrinking
+sleep 0.2
 truncate -s 1M shrinking
 wait $pid
 code=$?

@@ -70,7 +70,8 @@ PY
 py files-read files.py
 t svg-folder 1 '' "sidestream: cannot write output 'none/d.svg': No such file or directory" $small --svg none/d.svg
 t svg-full 1 '*' "sidestream: writing output '/dev/full': No space left on device" $small --svg /dev/full
-t stdout-default 0 '*1024 x 1024*' '' demo -d sim --items 1 --depth 2
+under thread || # multiplies 1024 x 1024 on one thread
+    t stdout-default 0 '*1024 x 1024*' '' demo -d sim --items 1 --depth 2
 t device-memory 4 '' 'sidestream: the demo needs * of device memory and 1 MiB is free; lower --items, --dim or --depth' demo -d sim:h200,memory=1M --dim 256
 t too-large 4 '' 'sidestream: the demo needs * lower --items, --dim or --depth' demo -d sim --dim 65536 --items 10000
 t no-kernels 3 '' 'sidestream: *kernels*' demo -d sim:h200,kernels=0
@@ -86,9 +87,11 @@ t no-memory-left 4 '' 'sidestream: *' demo -d sim:h200,fail=60,fail_status=no_de
 clean nothing-left
 
 SIDESTREAM_DISABLE=1 t disabled 0 '{*}' '*' $small --json
-"$SIDESTREAM" demo -d sim >out 2>err </dev/null &
+# Some 20 schedules, each short: what is in flight is awaited.
+"$SIDESTREAM" demo -d sim --dim 128 --items 400 --depth 1..8 --streams 1..12 >out 2>err </dev/null &
 pid=$!
-sleep 0.7
+until_it catches_int $pid
+sleep 0.3
 kill -INT $pid
 wait $pid
 code=$?

@@ -46,6 +46,23 @@ py() {
     fi
 }
 
+# The program that runs as PID has come to a point, whatever that took: it catches SIGINT; it has FILE open. At most 60 s.
+catches_int() { [ "/proc/$1/exe" -ef "$SIDESTREAM" ] && (( 0x$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status") & 2 )); }
+has_open() {
+    local fd
+    for fd in "/proc/$1"/fd/*; do
+        [ "$fd" -ef "$2" ] && return 0
+    done
+    return 1
+}
+until_it() { # catches_int PID | has_open PID FILE
+    local tries
+    for tries in $(seq 3000); do
+        { "$@" || [ ! -e "/proc/$2/exe" ]; } 2>/dev/null && return
+        sleep 0.02
+    done
+}
+
 # No unfinished file was left in this folder.
 clean() {
     if compgen -G '*.sidestream-*' >/dev/null; then
