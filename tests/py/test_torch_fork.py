@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import sidestream.torch as st  # noqa: E402
-from torch_help import Indexed, fake, feeder, run_python, wrong  # noqa: E402, F401
+from torch_help import Indexed, fake, feeder, run_python, run_torch, wrong  # noqa: E402, F401
 
 
 def in_child(check: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ EXITS = {
 
 @pytest.mark.parametrize("state", EXITS)
 def test_exit(state: str) -> None:
-    done = run_python(START + EXITS[state])
+    done = run_torch(START + EXITS[state])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

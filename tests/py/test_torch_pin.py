@@ -1,5 +1,4 @@
 """pin: in place, counted, undone by its handle, and loud about forks."""
-import subprocess
 import sys
 
 import pytest
@@ -7,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from sidestream.torch import pin  # noqa: E402
+from torch_help import run_torch  # noqa: E402
 
 module = sys.modules["sidestream.torch.pinning"]
 
@@ -149,12 +149,12 @@ def test_refusal_names_the_tensor_and_undoes_the_rest(recorder, monkeypatch):
     assert recorder.pinned == {} and not module._books.handles
 
 
-def run_python(code):
-    return subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=120)
+def run(code):
+    return run_torch("import warnings; warnings.simplefilter('always')\n" + code)
 
 
 def test_fork_while_pinned_warns_once():
-    done = run_python("""if 1:
+    done = run("""if 1:
         import os, torch
         from sidestream.torch import pin
         x = torch.ones(1000)
@@ -179,7 +179,7 @@ def test_fork_while_pinned_warns_once():
 
 
 def test_dataloader_workers_by_fork_warn():
-    done = run_python("""if 1:
+    done = run("""if 1:
         import torch
         from sidestream.torch import pin
         weight = torch.ones(1000)
@@ -191,7 +191,7 @@ def test_dataloader_workers_by_fork_warn():
 
 
 def test_a_child_pins_for_itself():
-    done = run_python("""if 1:
+    done = run("""if 1:
         import os, torch, warnings
         warnings.simplefilter("ignore")
         from sidestream.torch import pin
@@ -208,7 +208,7 @@ def test_a_child_pins_for_itself():
 
 
 def test_exit_while_pinned():
-    done = run_python("import torch; from sidestream.torch import pin; pin(torch.ones(1000), device='sim')")
+    done = run("import torch; from sidestream.torch import pin; pin(torch.ones(1000), device='sim')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

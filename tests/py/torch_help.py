@@ -4,8 +4,12 @@ FakeFeeder is the native one's behaviour in a page, and what it cannot be made t
 (`capturing`), and the lifetime rule broken on purpose (`careless`), so that the tests of lifetimes can be seen to fail. """
 from __future__ import annotations
 
+import atexit
+import json
+import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -50,6 +54,45 @@ def broken_sample(number: int) -> None:
 def run_python(program: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, with what it says."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+
+
+# Reads programs, runs each in a fork of itself that then ends as Python does, and tells how that ended. Nothing of ours is imported before.
+TEMPLATE = """
+import json, os, sys, warnings
+import numpy, torch, torch.utils.data
+def next_program():
+    for line in sys.stdin:
+        program, out, err = json.loads(line)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            for name, fd in (os.devnull, 0), (out, 1), (err, 2):
+                opened = os.open(name, os.O_RDWR)
+                os.dup2(opened, fd)
+                os.close(opened)
+            return program
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    os._exit(0)
+assert not [name for name in sys.modules if name.startswith("sidestream")]
+exec(next_program())
+"""
+template: subprocess.Popen[str] | None = None
+
+
+def run_torch(program: str) -> subprocess.CompletedProcess[str]:
+    """The same for a program that imports PyTorch: most of its time goes there, so one process does that for all. Its module is __main__."""
+    global template
+    if template is None or template.poll() is not None:
+        template = subprocess.Popen([sys.executable, "-c", TEMPLATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        atexit.register(template.kill)
+    assert template.stdin is not None and template.stdout is not None
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        print(json.dumps([program, out.name, err.name]), file=template.stdin, flush=True)
+        if not select.select([template.stdout], [], [], 120)[0]:
+            template.kill()
+            raise TimeoutError(f"not done within 120 s: {out.read()}{err.read()}")
+        return subprocess.CompletedProcess([], int(template.stdout.readline()), out.read(), err.read())
 
 
 def wrong(batch: torch.Tensor, number: float) -> int:
