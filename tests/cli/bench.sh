@@ -133,7 +133,8 @@ t no-pinning 4 '' 'sidestream: *' bench link --json -d sim:h200,refuse_pinning=1
 
 "$SIDESTREAM" $b link launch --json --samples 100 --save=interrupted.json >out 2>err </dev/null &
 pid=$!
-sleep 0.7
+until_it catches_int $pid
+sleep 0.3
 kill -INT $pid
 wait $pid
 code=$?

@@ -132,7 +132,8 @@ done
 for suite in pin stage blocks overlap; do
     "$SIDESTREAM" bench $suite --samples 100 -d sim >out 2>err </dev/null &
     pid=$!
-    sleep 0.5
+    until_it catches_int $pid
+    sleep 0.3
     kill -INT $pid
     wait $pid
     code=$?
