@@ -235,7 +235,7 @@ static bool hang_at(const struct pair *pair, bool pulls, uint64_t n)
     check_error(status);
     T_STATUS(side_pipeline_destroy(k->p), SIDE_STUCK);
     T_STATUS(side_pipeline_destroy(k->p), SIDE_STUCK); /* the object is still there */
-    if (os_now_ns() - t > UINT64_C(10000000000)) /* the default time-out is 30 s */
+    if (os_now_ns() - t > UINT64_C(10000000000))
         T_FAIL("hang %llu took %.1f s", (unsigned long long)n, (double)(os_now_ns() - t) * 1e-9);
     return true;
 }
