@@ -1,6 +1,16 @@
 # bench pin, stage, blocks, overlap: what they print, what they keep in the profile's figures, sick devices, shares, faults, signals.
 . "$CLI_TESTS/lib.bash"
 
+# For ThreadSanitizer each suite once: it takes minutes for what the other variants do in seconds.
+if under thread; then
+    for suite in pin stage overlap; do
+        t $suite-threads 0 '*simulated*' '' bench $suite -d sim --quick
+    done
+    skip figures "ThreadSanitizer: of each suite one run"
+    finish
+    exit
+fi
+
 t pin 0 '*simulated*pin: seconds per GiB*pool, default threads*pool, one thread*no huge pages*allocator*in place, touched*in place, untouched*' '' \
     bench pin -d sim
 t stage 0 '*simulated*stage: *GB/s*threads*memcpy alone*to the device*default*' '' bench stage -d sim
@@ -36,8 +46,6 @@ py stage-figures check_stage.py
 t stage-no-kernels 0 '*stage: *' '' bench stage -d sim:kernels=0
 t stage-share 4 '*' '*more memory than --share leaves*' bench stage -d sim:memory=64M --share=1
 
-# Blocks run on one thread: for ThreadSanitizer a short run will do.
-if ! under thread; then
 t blocks-json 0 '{*}' '' bench blocks -d sim --json
 cp out blocks1
 cat >check_blocks.py <<'PY'
@@ -76,7 +84,6 @@ PY
 py blocks-figures check_blocks.py
 t blocks-again 0 '{*}' '' bench blocks -d sim --json
 if cmp -s <(grep -v host_limit out) <(grep -v host_limit blocks1); then ok blocks-same-figures; else fail blocks-same-figures "two runs on the software device differ"; fi
-fi
 t blocks-no-kernels 0 '*no products beside: *kernels=0*unsupported*gather is not supported: *pack is not supported: *' '' \
     bench blocks -d sim:kernels=0 --quick
 t blocks-share 4 '*' '*more than the * that --share=1 leaves' bench blocks -d sim:memory=64M --share=1
@@ -105,7 +112,6 @@ t overlap-streams 2 '' '*--streams: *' bench overlap -d sim --streams 0
 # Whatever fails, it is said, and no crash. The last ones are past the end of the run.
 suites="pin stage blocks overlap" numbers="1 3 9 33 110 400 1600 1000000"
 if under address; then numbers="2 33 400 1000000"; fi
-if under thread; then suites="pin stage overlap" numbers="9 110 1000000"; fi
 for suite in $suites; do
     bad= ended=
     for fault in fail lose hang; do
