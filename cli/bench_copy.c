@@ -17,11 +17,11 @@ static uint64_t mix(uint64_t x)
 /* In pieces: a signal must be seen in time. */
 static side_status fill_pattern(const struct bench_arena *a)
 {
-    for (size_t at = 0; at < a->bytes; at += 8) {
-        uint64_t word = mix(at + 1);
+    for (size_t at = 0; at < a->bytes; at += PIECE) {
+        const size_t left = a->bytes - at;
 
-        memcpy(a->src + at, &word, 8);
-        if (at % PIECE == 0 && bench_check(a->bench) != SIDE_OK)
+        bench_fill(a->src + at, left < PIECE ? left : PIECE, at / PIECE + 1);
+        if (bench_check(a->bench) != SIDE_OK)
             return SIDE_CANCELLED;
     }
     return SIDE_OK;

@@ -29,6 +29,14 @@ void os_sleep_ns(uint64_t ns)
         ;
 }
 
+side_status os_deadline(double wait_s, const char *where, uint64_t *deadline_ns)
+{
+    if (!(wait_s >= 0))
+        return error_set(SIDE_INVALID, where, "wait_s is %g; it takes seconds, 0 and more", wait_s);
+    *deadline_ns = wait_s < 1e9 ? os_now_ns() + (uint64_t)(wait_s * 1e9) : UINT64_MAX;
+    return SIDE_OK;
+}
+
 void os_relax(void)
 {
 #if defined(__x86_64__)

@@ -10,6 +10,8 @@
 
 uint64_t os_now_ns(void); /* CLOCK_MONOTONIC */
 void os_sleep_ns(uint64_t ns);
+/* In os_now_ns terms, wait_s seconds from now; UINT64_MAX for more than a few decades. SIDE_INVALID: below zero or no number. */
+side_status os_deadline(double wait_s, const char *where, uint64_t *deadline_ns);
 void os_relax(void); /* one turn of a spin loop: tells the processor */
 
 /* Cores this process may run on (affinity), at least 1. */

@@ -165,11 +165,10 @@ side_status side_feeder_try_next(side_feeder *feeder, side_stream *reader, side_
 
 side_status side_feeder_next_for(side_feeder *feeder, side_stream *reader, double wait_s, side_feed_item *item)
 {
-    const char *where = "side_feeder_next_for";
+    uint64_t until_ns = NO_WAIT;
+    side_status r = os_deadline(wait_s, "side_feeder_next_for", &until_ns);
 
-    if (!(wait_s >= 0))
-        return error_set(SIDE_INVALID, where, "wait_s is %g; it takes seconds, 0 and more", wait_s);
-    return next(feeder, reader, wait_s < 1e9 ? os_now_ns() + (uint64_t)(wait_s * 1e9) : FOR_EVER, item, where);
+    return r == SIDE_OK ? next(feeder, reader, until_ns, item, "side_feeder_next_for") : r;
 }
 
 /* ---------------------------------------------------------------- discard */

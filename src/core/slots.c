@@ -52,15 +52,6 @@ side_status slots_wait_changed(side_slots *t, uint64_t until_ns, const char *whe
     return late ? SIDE_AGAIN : SIDE_OK;
 }
 
-/* Of a wait of so many seconds from now on. */
-static side_status wait_until(double wait_s, const char *where, uint64_t *until_ns)
-{
-    if (!(wait_s >= 0))
-        return error_set(SIDE_INVALID, where, "wait_s is %g; it takes seconds, 0 and more", wait_s);
-    *until_ns = wait_s < 1e9 ? os_now_ns() + (uint64_t)(wait_s * 1e9) : SLOTS_FOR_EVER;
-    return SIDE_OK;
-}
-
 side_status slots_begin(side_slots *t, const side_stream *stream, const char *where)
 {
     if (t == NULL)
@@ -260,7 +251,7 @@ side_status side_slots_try_acquire(side_slots *slots, uint64_t key, side_stream 
 side_status side_slots_acquire_for(side_slots *slots, uint64_t key, side_stream *writer, double wait_s, side_slot *slot)
 {
     uint64_t until_ns = SLOTS_NO_WAIT;
-    side_status r = wait_until(wait_s, "side_slots_acquire_for", &until_ns);
+    side_status r = os_deadline(wait_s, "side_slots_acquire_for", &until_ns);
 
     return r == SIDE_OK ? acquire(slots, key, writer, until_ns, slot, "side_slots_acquire_for") : r;
 }
@@ -475,7 +466,7 @@ side_status side_slots_try_take(side_slots *slots, uint64_t key, side_stream *re
 side_status side_slots_take_for(side_slots *slots, uint64_t key, side_stream *reader, double wait_s, side_slot *slot)
 {
     uint64_t until_ns = SLOTS_NO_WAIT;
-    side_status r = wait_until(wait_s, "side_slots_take_for", &until_ns);
+    side_status r = os_deadline(wait_s, "side_slots_take_for", &until_ns);
 
     return r == SIDE_OK ? take(slots, key, reader, until_ns, slot, "side_slots_take_for") : r;
 }
