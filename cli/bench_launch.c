@@ -6,7 +6,8 @@
  *                in a row: device time of many, a call; alone: of one between two events; known: from the call until the host knows that it is done
  *     hand-over  copy and operation in turn on two streams that wait for each other, less both in a row: what is left, a wait
  *     item       a pipeline's own time between two of its compute calls, where nothing makes it wait
- *     run        a pipeline of one item, less the item's copy and work
+ *     in turn    the same of a pipeline of depth 1, whose events and waits are those of slots: what plans reckon with
+ *     run        a pipeline of one item, less the item's copy, work and hand-over
  */
 #include "bench.h"
 #include "signals.h"
@@ -31,7 +32,7 @@ struct launch {
     size_t calls;
     double issue_s;
     struct row rows[CALL_KINDS];
-    struct bench_samples copy_to_op, op_to_op, item, run; /* seconds */
+    struct bench_samples copy_to_op, op_to_op, item, single, in_turn, run; /* seconds */
     /* Of the pipeline under way. */
     uint64_t first_ns, last_ns, seen, work_ns;
     bool disabled; /* by SIDESTREAM_DISABLE: it tells nothing of pipelines */
@@ -224,12 +225,13 @@ static int compute(void *user, side_stream *stream, side_item *item)
     return l->bench->props.kernels && spin(stream, l->work_ns) != SIDE_OK;
 }
 
-static side_status make_pipeline(struct launch *l, const side_block *blocks, uint64_t items, side_pipeline **pipeline)
+static side_status make_pipeline(struct launch *l, const side_block *blocks, uint64_t items, uint32_t depth,
+                                 side_pipeline **pipeline)
 {
     side_pipeline_options o = SIDE_PIPELINE_OPTIONS_INIT;
 
     o.item_bytes = BYTES;
-    o.depth = 3;
+    o.depth = depth;
     o.window = ITEMS; /* no item waits for another to be finished */
     o.source = side_source_blocks(blocks, items);
     o.compute = compute;
@@ -270,24 +272,50 @@ static side_status measure_items(struct launch *l, side_pipeline *pipeline)
     return status;
 }
 
-/* The copy, the operation and the hand-over between them are no part of what a run costs by itself. */
-static side_status measure_runs(struct launch *l, side_pipeline *pipeline, double work_s)
+static side_status measure_singles(struct launch *l, side_pipeline *pipeline)
 {
-    double parts = bench_median(&l->rows[COPY].device), seconds;
     side_status status = SIDE_OK;
+    double seconds;
 
-    if (l->bench->props.kernels)
-        parts += work_s + bench_median(&l->copy_to_op);
     for (size_t i = 0; i <= l->bench->samples && status == SIDE_OK; i++) {
         status = run(l, pipeline, WORK_NS, &seconds);
         if (status == SIDE_OK && i > 0)
-            bench_add(&l->run, seconds - parts);
+            bench_add(&l->single, seconds);
     }
     return status;
 }
 
-static side_status with_pipeline(struct launch *l, uint64_t items, double work_s)
+/* Of depth 1: each copy waits for the work before it, and each work for its copy. */
+static side_status measure_in_turn(struct launch *l, side_pipeline *pipeline, double work_s)
 {
+    const double copy_s = bench_median(&l->rows[COPY].device), single_s = bench_median(&l->single);
+    side_status status = SIDE_OK;
+    double seconds;
+
+    for (size_t i = 0; i <= l->bench->samples && status == SIDE_OK; i++) {
+        status = run(l, pipeline, WORK_NS, &seconds);
+        if (status == SIDE_OK && i > 0)
+            bench_add(&l->in_turn, ((seconds - single_s) / (ITEMS - 1) - copy_s - work_s) / 2);
+    }
+    return status;
+}
+
+/* The copy, the operation and the hand-over between them are no part of what a run costs by itself. */
+static void runs_from_singles(struct launch *l, double work_s)
+{
+    double parts = bench_median(&l->rows[COPY].device);
+
+    if (l->in_turn.count > 0)
+        parts += work_s + bench_median(&l->in_turn);
+    for (size_t i = 0; i < l->single.count; i++)
+        bench_add(&l->run, l->single.value[i] - parts);
+}
+
+enum what { QUEUEING, SINGLE, IN_TURN };
+
+static side_status with_pipeline(struct launch *l, enum what what, double work_s)
+{
+    const uint64_t items = what == SINGLE ? 1 : ITEMS;
     side_block *blocks = calloc(items, sizeof(*blocks));
     side_pipeline *pipeline = NULL;
     side_status status, destroyed;
@@ -299,9 +327,11 @@ static side_status with_pipeline(struct launch *l, uint64_t items, double work_s
     }
     for (uint64_t i = 0; i < items; i++)
         blocks[i] = (side_block){l->host, BYTES};
-    status = make_pipeline(l, blocks, items, &pipeline);
-    if (status == SIDE_OK)
-        status = items > 1 ? measure_items(l, pipeline) : measure_runs(l, pipeline, work_s);
+    status = make_pipeline(l, blocks, items, what == IN_TURN ? 1 : 3, &pipeline);
+    if (status == SIDE_OK && what == QUEUEING)
+        status = measure_items(l, pipeline);
+    else if (status == SIDE_OK)
+        status = what == SINGLE ? measure_singles(l, pipeline) : measure_in_turn(l, pipeline, work_s);
     destroyed = side_pipeline_destroy(pipeline);
     if (destroyed == SIDE_STUCK)
         l->bench->stuck = true; /* and the blocks stay */
@@ -363,8 +393,14 @@ static side_status measure(struct launch *l)
     if (status == SIDE_OK)
         status = check_bytes(l, false);
     if (status == SIDE_OK)
-        status = with_pipeline(l, ITEMS, work_s);
-    return status == SIDE_OK ? with_pipeline(l, 1, work_s) : status;
+        status = with_pipeline(l, QUEUEING, work_s);
+    if (status == SIDE_OK)
+        status = with_pipeline(l, SINGLE, work_s);
+    if (status == SIDE_OK && l->bench->props.kernels)
+        status = with_pipeline(l, IN_TURN, work_s);
+    if (status == SIDE_OK)
+        runs_from_singles(l, work_s);
+    return status;
 }
 
 static side_status prepare(struct launch *l)
@@ -414,12 +450,12 @@ static void keep(struct launch *l)
 {
     side_machine *m = &l->bench->machine;
 
-    if (l->copy_to_op.count > 0)
-        m->handover_s = not_negative(bench_median(&l->copy_to_op));
     if (l->disabled) {
         say("SIDESTREAM_DISABLE is set: what pipelines cost is not kept");
         return;
     }
+    if (l->in_turn.count > 0)
+        m->handover_s = not_negative(bench_median(&l->in_turn));
     m->queue_s = bench_median(&l->item);
     m->start_s = not_negative(bench_median(&l->run));
 }
@@ -467,8 +503,9 @@ static json_t *to_json(const struct launch *l)
                                           "in_a_row_s", bench_samples_json(&l->rows[i].device), "alone_s",
                                           bench_samples_json(&l->rows[i].alone), "known_s",
                                           bench_samples_json(&l->rows[i].known)));
-    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "calls", calls, "handover_copy_s", bench_samples_json(&l->copy_to_op),
-                     "handover_op_s", bench_samples_json(&l->op_to_op), "queue_s", bench_samples_json(&l->item),
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "calls", calls, "handover_copy_s",
+                     bench_samples_json(&l->copy_to_op), "handover_op_s", bench_samples_json(&l->op_to_op),
+                     "handover_pipeline_s", bench_samples_json(&l->in_turn), "queue_s", bench_samples_json(&l->item),
                      "start_s", bench_samples_json(&l->run));
 }
 
@@ -477,6 +514,7 @@ static void report(struct launch *l)
     print_calls(l);
     print_one(l, "hand-over between streams, copy and operation", &l->copy_to_op);
     print_one(l, "hand-over between streams, operations", &l->op_to_op);
+    print_one(l, "hand-over between a pipeline's streams", &l->in_turn);
     print_one(l, "a pipeline's own time on the host, an item", &l->item);
     print_one(l, "a pipeline run, besides its items", &l->run);
     bench_json(l->bench, "launch", to_json(l));

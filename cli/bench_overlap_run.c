@@ -106,8 +106,20 @@ static side_status queue_computes(void *user, side_stream *stream)
     return status;
 }
 
-/* The median of a few. */
-static side_status time_alone(struct overlap *o, bench_queue_fn *queue, double *seconds)
+/* As long as a run: by then products are at the clock that their power leaves them. */
+static side_status warm_up(struct overlap *o, double about_s)
+{
+    const size_t queued = o->queued;
+    side_status status;
+
+    o->queued = (size_t)fmin(fmax(0.06 / about_s, 1), OVERLAP_ITEMS);
+    status = queue_computes(o, o->stream);
+    o->queued = queued;
+    return status == SIDE_OK ? bench_sync(o->bench, o->stream) : status;
+}
+
+/* The median of a few. `warm_s` above 0: computes of so many seconds come before each. */
+static side_status time_alone(struct overlap *o, bench_queue_fn *queue, double warm_s, double *seconds)
 {
     struct bench_samples samples = {.count = 0};
     const size_t rounds = o->bench->props.simulated ? 1 : 5;
@@ -116,7 +128,10 @@ static side_status time_alone(struct overlap *o, bench_queue_fn *queue, double *
     for (size_t i = 0; i < rounds && status == SIDE_OK; i++) {
         struct bench_lane lane = {.stream = o->stream, .queue = queue, .user = o};
 
-        status = bench_time(o->bench, &lane, 1);
+        if (warm_s > 0)
+            status = warm_up(o, warm_s);
+        if (status == SIDE_OK)
+            status = bench_time(o->bench, &lane, 1);
         bench_add(&samples, (lane.end_s - lane.begin_s) / (double)o->queued);
     }
     *seconds = bench_median(&samples);
@@ -140,14 +155,14 @@ side_status overlap_alone(struct overlap *o, struct overlap_group *g)
 
     o->group = g;
     o->queued = ALONE / 2;
-    status = time_alone(o, queue_copies, &g->t);
+    status = time_alone(o, queue_copies, 0, &g->t);
     if (status != SIDE_OK)
         return status;
     wanted_s = g->ratio * g->t;
     g->spin_ns = (uint64_t)(wanted_s * 1e9);
     g->times = g->products ? (size_t)fmax(1, round(wanted_s / o->gemm.seconds)) : 1;
     o->queued = how_many(wanted_s, g->times + 1);
-    status = time_alone(o, queue_computes, &g->c);
+    status = time_alone(o, queue_computes, g->products ? wanted_s : 0, &g->c);
     longest = fmax(g->t, g->c);
     g->items = b->props.simulated ? 12 : (uint64_t)fmin(fmax((b->args.quick ? 0.03 : 0.06) / longest, 8), OVERLAP_ITEMS);
     g->bound_s = side_timeline_bound(g->items, g->t, g->c, 0, b->props.copy_engines);

@@ -90,12 +90,15 @@ def one(options, name: str, batch: int, device: torch.device) -> tuple[dict, lis
     loop_s(iter([resident] * warm), training.step, device)
     about = loop_s(iter([resident] * warm), training.step, device) / warm
     steps = steps_of(about, batches[0].nbytes / 55e9, simulated)
-    alone = statistics.median(loop_s(itertools.repeat(resident, steps), training.step, device) / steps for _ in range(options.repeats))
-    plan = predict(options, steps, batches[0].nbytes, alone)
-    plan["compute_alone_s"] = alone
     prefetcher = Prefetcher(cycle(batches, steps), device=options.device)
     loop_s(iter(prefetcher), training.step, device)  # warms up: its slots are made
-    return plan, [loop_s(iter(prefetcher), training.step, device) for _ in range(options.repeats)], steps
+    alone, loops = [], []
+    for _ in range(options.repeats):  # by turns: short steps are bound by Python, whose speed drifts
+        alone.append(loop_s(itertools.repeat(resident, steps), training.step, device) / steps)
+        loops.append(loop_s(iter(prefetcher), training.step, device))
+    plan = predict(options, steps, batches[0].nbytes, statistics.median(alone))
+    plan["compute_alone_s"] = alone
+    return plan, loops, steps
 
 
 def has_timm() -> bool:
@@ -120,7 +123,7 @@ def main() -> None:
             plan, samples, steps = one(options, name, batch, device)
             measured = results.row(f"{name} {batch}", "s", samples, simulated=simulated, steps=steps, plan=plan)
             errors.append(plan["overlapped_s"] / measured - 1)
-            rows.append([name, str(batch), f"{batch * 3 * SIDE * SIDE * 4 / 1e6:.1f}", str(steps), f"{plan['compute_alone_s'] * 1e3:.3f}",
+            rows.append([name, str(batch), f"{batch * 3 * SIDE * SIDE * 4 / 1e6:.1f}", str(steps), f"{statistics.median(plan['compute_alone_s']) * 1e3:.3f}",
                          f"{plan['overlapped_s'] * 1e3:.2f}", f"{measured * 1e3:.2f}", f"{errors[-1] * 100:+.2f} %", plan["bound"]])
             if not simulated:
                 free_memory()

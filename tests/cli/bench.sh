@@ -41,7 +41,7 @@ copy = 7700e-9 + 4096 / 55.3e9
 assert all(near(c["copy"][k]["median"], copy) for k in ("in_a_row_s", "alone_s", "known_s")), c["copy"]
 assert all(c[k]["host_s"]["median"] == 0 for k in c if k != "query_busy")  # queueing costs no virtual time
 assert near(c["query_busy"]["host_s"]["median"], 1e-6 if kernels else 0)   # nothing is held back without kernels
-for k in ("handover_copy_s", "handover_op_s") if kernels else ():
+for k in ("handover_copy_s", "handover_op_s", "handover_pipeline_s") if kernels else ():
     assert near(l[k]["median"], 0), l[k]
 assert near(l["queue_s"]["median"], 0) and near(l["start_s"]["median"], 0), l
 PY
