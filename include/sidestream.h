@@ -9,6 +9,7 @@
  *     pipelines  source -> H2D -> compute -> D2H -> sink, all lanes at once          sidestream/pipeline.h
  *     feeders    batches that come when they come, and are kept as long as one likes sidestream/feeder.h
  *     timelines  what overlapped, what did not, and what the bound is               sidestream/timeline.h
+ *     checkpoints  the tensors that files hold: safetensors, shards, .npy             sidestream/checkpoint.h
  *
  * Ten lines
  *     side_device *dev;
@@ -375,5 +376,6 @@ SIDE_API side_status side_xxh3_end(const side_xxh3 *state, const void *tail, siz
 #include "sidestream/timeline.h"
 #include "sidestream/pipeline.h"
 #include "sidestream/feeder.h"
+#include "sidestream/checkpoint.h"
 
 #endif

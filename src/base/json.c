@@ -28,7 +28,7 @@ __attribute__((format(printf, 3, 0))) static side_status fail_list(jread *r, siz
 
     if (r->failed)
         return SIDE_INVALID;
-    for (size_t i = 0; i < offset; i++) {
+    for (size_t i = 0; i < offset && !r->within; i++) {
         byte++;
         if (r->text[i] == '\n') {
             line++;
@@ -38,6 +38,10 @@ __attribute__((format(printf, 3, 0))) static side_status fail_list(jread *r, siz
     vsnprintf(what, sizeof(what), format, args);
     r->failed = true;
     r->token = JREAD_ERROR;
+    if (r->within)
+        return error_set(SIDE_INVALID, "json", "%s%s, offset %llu: %s", named > NAME_END ? "..." : "",
+                         r->name + (named > NAME_END ? named - NAME_END : 0), (unsigned long long)(r->before + offset),
+                         what);
     return error_set(SIDE_INVALID, "json", "%s%s, line %llu, byte %llu (offset %zu): %s", named > NAME_END ? "..." : "",
                      r->name + (named > NAME_END ? named - NAME_END : 0), line, byte, offset, what);
 }
@@ -324,6 +328,12 @@ void jread_begin(jread *r, const char *name, const char *text, size_t bytes, jre
         bad(r, 0, "%zu bytes; 4 GiB and more are not read", bytes);
 }
 
+void jread_within(jread *r, uint64_t before)
+{
+    r->within = true;
+    r->before = before;
+}
+
 static void blanks(jread *r)
 {
     while (r->pos < r->bytes &&
@@ -441,7 +451,7 @@ static jread_token key(jread *r)
 {
     if (r->pos >= r->bytes || r->text[r->pos] != '"')
         return unexpected(r, "a key in quotes");
-    if (string(r, JREAD_KEY) == JREAD_ERROR || key_add(r) == JREAD_ERROR)
+    if (string(r, JREAD_KEY) == JREAD_ERROR || (r->keys != NULL && key_add(r) == JREAD_ERROR))
         return JREAD_ERROR;
     blanks(r);
     if (r->pos >= r->bytes || r->text[r->pos] != ':')
@@ -550,7 +560,7 @@ side_status jread_text(jread *r, char *buffer, size_t buffer_bytes, size_t *leng
             return jread_fail(r, "a text of over %zu bytes", buffer_bytes - 1);
         if (length == NULL && memchr(piece, '\0', n) != NULL)
             return jread_fail(r, "\\u0000 in a text");
-        memcpy(buffer + used, piece, n);
+        memmove(buffer + used, piece, n); /* the text itself, where it is unescaped in place */
         used += n;
     }
     buffer[used] = '\0';

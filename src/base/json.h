@@ -18,7 +18,7 @@
  * (after unescaping), more than JREAD_DEPTH levels, numbers of over JREAD_NUMBER characters, a byte order mark, text of 4 GiB and more.
  *
  * The first error stays: later calls return JREAD_ERROR or SIDE_INVALID and change nothing. It is in the thread's error detail, as
- * "NAME, line L, byte B (offset O): what is wrong", line and byte from 1, the offset from 0.
+ * "NAME, line L, byte B (offset O): what is wrong", line and byte from 1, the offset from 0; after jread_within "NAME, offset O: what is wrong".
  */
 #ifndef BASE_JSON_H
 #define BASE_JSON_H
@@ -66,10 +66,15 @@ typedef struct jread {
     uint32_t first_key[JREAD_DEPTH + 1];
     bool started; /* the innermost object or array, or the text, has a value */
     bool failed;
+    bool within;     /* jread_within: no lines */
+    uint64_t before; /* its bytes */
 } jread;
 
-/* name: of the file, for messages. `keys`: the caller's, as many as objects within each other have together; more is an error. All must outlive the reader. */
+/* name: of the file, for messages. `keys`: the caller's, as many as objects within each other have together; more is an error. All must outlive the reader.
+ * keys NULL: the caller looks for keys that stand twice itself; text that was read may then be overwritten. */
 void jread_begin(jread *r, const char *name, const char *text, size_t bytes, jread_key *keys, uint32_t key_most);
+/* The text lies in a file of other things, behind `before` bytes: errors tell offsets in the file. Right after jread_begin. */
+void jread_within(jread *r, uint64_t before);
 /* The next token. Amortised O(1) a byte. */
 jread_token jread_next(jread *r);
 

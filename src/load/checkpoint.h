@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Checkpoints within src/load.
+ *
+ *     checkpoint.c    open, close, and what callers ask
+ *     tensors.c       the table of tensors: rows, dimensions, names
+ *     safetensors.c   text of a header to rows. Pure
+ *     dtype.c         the types
+ *
+ * The table costs, beside the headers, which are kept since names lie in them: a row of 24 bytes, 8 a dimension, 4 to 8 of buckets.
+ *
+ *     text      ...{"name\0:{"dtype":...    the header as read; names and metadata unescaped in place
+ *     rows      begin | name | dims | next  | file | type | rank
+ *     buckets   hash of a name -> row + 1 -> next -> ...
+ */
+#ifndef LOAD_CHECKPOINT_H
+#define LOAD_CHECKPOINT_H
+
+#include "sidestream.h"
+
+#define CK_HEADER_MOST 100000000u /* bytes of a header or an index file, as in the reference implementation */
+#define CK_FILES_MOST  10000u
+#define CK_TEXT_SPARE  16 /* bytes behind a text: the NUL, and what a hash reads beyond it */
+
+struct ck_row {
+    uint64_t begin; /* from the file's data on */
+    uint32_t name;  /* in the file's text */
+    uint32_t dims;  /* index of the first in the pool */
+    uint32_t next;  /* row + 1 of the same bucket; 0 none */
+    uint16_t file;
+    uint8_t type, rank;
+};
+
+struct ck_pair {
+    uint32_t key, value; /* in the file's text */
+};
+
+struct ck_file {
+    char *path;
+    int fd; /* -1: not open */
+    char *text;
+    size_t text_bytes;
+    uint64_t bytes, data;
+    uint64_t device, inode, mtime_ns, ctime_ns;
+    size_t first, count;
+    struct ck_pair *pairs;
+    size_t pair_count, pair_most;
+};
+
+struct side_checkpoint {
+    uint32_t flags;
+    struct ck_row *rows;
+    size_t row_count, row_most;
+    uint64_t *dims;
+    size_t dim_count, dim_most;
+    uint32_t *buckets;
+    size_t bucket_count;
+    uint64_t seed;
+    struct ck_file *files;
+    size_t file_count, file_most;
+};
+
+bool dtype_of(const char *text, size_t bytes, side_dtype *type);
+
+/* ---- table (tensors.c) */
+
+/* Room for `more` elements of `bytes` behind `count`: at least doubles. *items moves. */
+side_status ck_reserve(void **items, size_t *most, size_t count, size_t more, size_t bytes);
+/* Product of dimensions from left to right, and their bytes. False: more than 64 bits hold. Bits that fill no whole byte: *bytes is UINT64_MAX. */
+bool ck_sizes(const uint64_t *dims, uint32_t rank, uint32_t bits, uint64_t *elements, uint64_t *bytes);
+uint64_t ck_row_bytes(const side_checkpoint *ck, const struct ck_row *row);
+const char *ck_row_name(const side_checkpoint *ck, const struct ck_row *row);
+/* Row + 1 of that name; 0 none. */
+size_t ck_find(const side_checkpoint *ck, const char *name, size_t bytes);
+/* Sorts the file's rows by where their bytes are, enters their names, and checks that they cover the data: each byte belongs to one tensor. */
+side_status ck_file_finish(side_checkpoint *ck, struct ck_file *file);
+
+/* For messages: of a long path its end. */
+const char *ck_shown(const char *path);
+/* For messages: printable ASCII, of a long name its beginning. */
+#define CK_NAME_SHOWN 88
+const char *ck_escaped(const char *name, size_t bytes, char shown[CK_NAME_SHOWN]);
+
+/* ---- formats: rows of one file. file->text is set, NUL-terminated, and is changed */
+
+/* bytes: of the header; the text ends there. data_bytes: of what follows it. */
+side_status st_parse(side_checkpoint *ck, struct ck_file *file);
+
+#endif
