@@ -232,7 +232,7 @@ static side_status make_pipeline(struct launch *l, const side_block *blocks, uin
 
     o.item_bytes = BYTES;
     o.depth = depth;
-    o.window = ITEMS; /* no item waits for another to be finished */
+    o.window = depth > 1 ? (uint32_t)items : 0; /* no item waits for another to be finished; one in turn, as ever */
     o.source = side_source_blocks(blocks, items);
     o.compute = compute;
     o.compute_user = l;
