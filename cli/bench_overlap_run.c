@@ -230,13 +230,16 @@ static side_status verify(struct overlap *o, const struct overlap_group *g, cons
 side_status overlap_run(struct overlap *o, struct overlap_group *g, struct overlap_case *one, bool keep)
 {
     uint64_t begin, end;
-    side_status status = side_memset_async(o->stream, o->sums, BENCH_POISON, OVERLAP_ITEMS * HASH);
+    side_status status;
 
+    o->group = g;
+    status = g->products ? warm_up(o, g->c) : SIDE_OK; /* it writes hashes, too */
+    if (status == SIDE_OK)
+        status = side_memset_async(o->stream, o->sums, BENCH_POISON, OVERLAP_ITEMS * HASH);
     if (status == SIDE_OK)
         status = bench_sync(o->bench, o->stream);
     if (status != SIDE_OK)
         return status;
-    o->group = g;
     o->round++;
     signals_watch(one->pipeline);
     begin = side_device_now_ns(o->bench->device);
