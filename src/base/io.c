@@ -10,12 +10,15 @@
 #include <unistd.h>
 
 /* What the headers of older systems lack. */
-#define SYS_CACHESTAT   451
-#define MAGIC_TMPFS     0x01021994
-#define MAGIC_RAMFS     0x858458f6
-#define MAGIC_HUGETLBFS 0x958458f6
-#define WANT_DIOALIGN   0x2000u
-#define NOWAIT_FLAG     0x8
+#define SYS_RING_SETUP    425 /* the same on all architectures */
+#define SYS_RING_ENTER    426
+#define SYS_RING_REGISTER 427
+#define SYS_CACHESTAT     451
+#define MAGIC_TMPFS       0x01021994
+#define MAGIC_RAMFS       0x858458f6
+#define MAGIC_HUGETLBFS   0x958458f6
+#define WANT_DIOALIGN     0x2000u
+#define NOWAIT_FLAG       0x8
 
 #ifdef SIDE_TESTING
 int (*io_test)(enum io_call call, int fd, uint64_t offset, size_t *bytes);
@@ -143,4 +146,34 @@ bool io_direct_align(int fd, uint32_t *memory, uint32_t *offset)
     *memory = x.memory_align;
     *offset = x.offset_align;
     return true;
+}
+
+int io_ring_setup(uint32_t entries, void *params)
+{
+    size_t bytes = entries;
+    int scripted = io_script(IO_RING_SETUP, -1, 0, &bytes);
+    if (scripted != 0)
+        return scripted;
+    long r = syscall(SYS_RING_SETUP, entries, params);
+    return r >= 0 ? (int)r : -errno;
+}
+
+int io_ring_register(int ring, uint32_t what, const void *data, uint32_t count)
+{
+    size_t bytes = count;
+    int scripted = io_script(IO_RING_REGISTER, ring, what, &bytes);
+    if (scripted != 0)
+        return scripted;
+    long r = syscall(SYS_RING_REGISTER, ring, what, data, count);
+    return r >= 0 ? (int)r : -errno;
+}
+
+int io_ring_enter(int ring, uint32_t submit, uint32_t wait, uint32_t flags)
+{
+    size_t bytes = submit;
+    int scripted = io_script(IO_RING_ENTER, ring, 0, &bytes);
+    if (scripted != 0)
+        return scripted;
+    long r = syscall(SYS_RING_ENTER, ring, (uint32_t)bytes, wait, flags, NULL, (size_t)0);
+    return r >= 0 ? (int)r : -errno;
 }

@@ -16,10 +16,10 @@ enum io_call {
     IO_PREAD_NOWAIT,
     IO_PREAD_DIRECT,
     IO_CACHED,
-    IO_RING_SETUP, /* bytes: entries */
-    IO_RING_REGISTER,
-    IO_RING_ENTER, /* bytes: submissions */
-    IO_RING_READ,  /* a completion: bytes are what it has read */
+    IO_RING_SETUP,    /* bytes: entries */
+    IO_RING_REGISTER, /* offset: what */
+    IO_RING_ENTER,    /* bytes: submissions */
+    IO_RING_READ,     /* a completion: bytes are what it has read */
     IO_CALLS
 };
 
@@ -42,6 +42,11 @@ int64_t io_cached(int fd, uint64_t offset, uint64_t bytes);
 bool io_in_memory(int fd);
 /* What direct reads of the file must be aligned to: memory and offset; 0 where they are refused. False: the kernel does not say (before 6.1). */
 bool io_direct_align(int fd, uint32_t *memory, uint32_t *offset);
+
+/* The three calls of io_uring. */
+int io_ring_setup(uint32_t entries, void *params);
+int io_ring_register(int ring, uint32_t what, const void *data, uint32_t count);
+int io_ring_enter(int ring, uint32_t submit, uint32_t wait, uint32_t flags);
 
 #ifdef SIDE_TESTING
 /* Called before each call, from any thread. Returns 0: the call is made, with *bytes, which may have been made less; else a negative errno: it is not made, and

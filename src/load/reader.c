@@ -143,8 +143,7 @@ side_status reader_submit(reader *r, struct reader_piece *piece)
     return SIDE_OK;
 }
 
-/* Under the lock. */
-static void tally_add(reader *r, const struct reader_tally *tally)
+void reader_tally_add(reader *r, const struct reader_tally *tally)
 {
     for (int i = 0; i < READER_BACKENDS; i++) {
         r->stats.backend[i].bytes += tally->sum[i].bytes;
@@ -154,10 +153,17 @@ static void tally_add(reader *r, const struct reader_tally *tally)
     r->stats.retries += tally->retries;
 }
 
+void reader_tally_note(reader *r, const struct reader_tally *tally)
+{
+    pthread_mutex_lock(&r->mutex);
+    reader_tally_add(r, tally);
+    pthread_mutex_unlock(&r->mutex);
+}
+
 void reader_give_back(reader *r, struct reader_piece *piece, const struct reader_tally *tally)
 {
     pthread_mutex_lock(&r->mutex);
-    tally_add(r, tally);
+    reader_tally_add(r, tally);
     r->in_flight--;
     piece->next = r->queue.first;
     r->queue.first = piece;
@@ -172,7 +178,7 @@ void reader_end(reader *r, struct reader_piece *piece, side_status status, const
     piece->status = status;
     piece->data = status == SIDE_OK ? (char *)piece->buffer + piece->lead : NULL;
     pthread_mutex_lock(&r->mutex);
-    tally_add(r, tally);
+    reader_tally_add(r, tally);
     r->in_flight--;
     r->stats.done++;
     r->stats.cancelled += status == SIDE_CANCELLED;
@@ -203,8 +209,6 @@ static side_status options_check(struct reader_options *o)
         return error_set(SIDE_INVALID, where, "options.done is NULL; it is called with each piece that is read");
     if ((unsigned)o->backend >= READER_BACKENDS)
         return error_set(SIDE_INVALID, where, "options.backend is %d; take one of enum reader_backend", (int)o->backend);
-    if (o->backend == READER_URING)
-        return error_set(SIDE_UNSUPPORTED, where, "io_uring is not available in this build");
     if (o->threads > READER_MOST_THREADS)
         return error_set(SIDE_INVALID, where, "options.threads is %u; at most %u", o->threads, READER_MOST_THREADS);
     if (o->depth > READER_MOST_DEPTH)
@@ -226,6 +230,7 @@ static void reader_free(reader *r)
     mem_free(r->entries);
     pthread_cond_destroy(&r->idle);
     pthread_cond_destroy(&r->work);
+    pthread_mutex_destroy(&r->ring_setup);
     pthread_mutex_destroy(&r->mutex);
     mem_free(r);
 }
@@ -238,6 +243,7 @@ static void threads_end(reader *r)
     pthread_mutex_unlock(&r->mutex);
     while (r->thread_count > 0)
         pthread_join(r->threads[--r->thread_count], NULL);
+    reader_ring_stop(r);
 }
 
 side_status reader_create(const struct reader_options *options, reader **out)
@@ -253,6 +259,7 @@ side_status reader_create(const struct reader_options *options, reader **out)
     r->stats.threads = o.threads;
     r->stats.depth = o.depth;
     pthread_mutex_init(&r->mutex, NULL);
+    pthread_mutex_init(&r->ring_setup, NULL);
     pthread_cond_init(&r->work, NULL);
     os_cond_init(&r->idle);
     snprintf(r->stats.uring, sizeof(r->stats.uring), "not needed so far");
@@ -260,6 +267,9 @@ side_status reader_create(const struct reader_options *options, reader **out)
         s = os_thread_create(&r->threads[r->thread_count], "side-read", reader_thread_main, r);
         r->thread_count += s == SIDE_OK;
     }
+    if (s == SIDE_OK && o.backend == READER_URING && !reader_ring_start(r))
+        s = error_set(SIDE_UNSUPPORTED, "reader_create", "io_uring was asked for and is %s; take 'auto'",
+                      r->stats.uring);
     if (s != SIDE_OK) {
         threads_end(r);
         reader_free(r);

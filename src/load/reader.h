@@ -39,13 +39,13 @@
     X(READER_WHY_FORCED, "it was asked for")                                              \
     X(READER_WHY_CACHED, "it was in the page cache")                                      \
     X(READER_WHY_COLD, "it was not in the page cache")                                    \
-    X(READER_WHY_PARTLY, "only its beginning was in the page cache")                      \
+    X(READER_WHY_PARTLY, "only a part of it was in the page cache")                      \
     X(READER_WHY_MEMORY, "the file system is in memory")                                  \
     X(READER_WHY_NO_DIRECT, "the file system refuses O_DIRECT")                           \
     X(READER_WHY_NO_NOWAIT, "the file system cannot tell what is in the page cache")      \
     X(READER_WHY_NO_URING, "it was not in the page cache, and io_uring is not available") \
     X(READER_WHY_NO_ROOM, "its buffer is not aligned, or has no room for an aligned read") \
-    X(READER_WHY_REST, "a direct read ended before its end")
+    X(READER_WHY_REST, "direct reads did not get to its end")
 /* clang-format on */
 
 #define READER_X(name, ...) name,
@@ -165,7 +165,7 @@ struct reader_stats {
     uint64_t short_reads, retries; /* reads continued after less than asked; repeated after EINTR or EAGAIN */
     uint32_t threads, depth;
     uint32_t most_in_flight; /* pieces in reads at one time */
-    char uring[160]; /* "not needed so far", "ready, 2 regions registered", "refused: io_uring_setup: Operation not permitted" */
+    char uring[160]; /* "not needed so far", "ready, 2 buffers registered", "refused: io_uring_setup: Operation not permitted" */
 };
 void reader_get_stats(reader *reader, struct reader_stats *stats);
 

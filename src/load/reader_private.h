@@ -43,7 +43,9 @@ struct reader {
     struct reader_options options;
     unsigned fork_generation;
     atomic_bool cancelled;
-    struct reader_ring *ring; /* reader_ring.c; NULL: never wanted */
+    pthread_mutex_t ring_setup; /* one thread sets the ring up, the others that want it wait; before mutex */
+    atomic_bool ring_tried;
+    struct reader_ring *ring; /* written before ring_tried; NULL: refused */
 
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t work;   /* a piece was queued, or the end is near */
@@ -64,8 +66,17 @@ struct reader {
 void reader_end(reader *r, struct reader_piece *piece, side_status status, const struct reader_tally *tally);
 /* To the threads once more, before all others: what the ring could not finish. piece->backend says how it goes on. */
 void reader_give_back(reader *r, struct reader_piece *piece, const struct reader_tally *tally);
+/* Into the statistics; the first form under the lock, the second without it. */
+void reader_tally_add(reader *r, const struct reader_tally *tally);
+void reader_tally_note(reader *r, const struct reader_tally *tally);
 void reader_list_put(struct reader_list *list, struct reader_piece *piece);
 struct reader_piece *reader_list_take(struct reader_list *list);
+
+/* Sets io_uring up where that was not tried yet. False: it is refused. */
+bool reader_ring_start(reader *r);
+/* To the ring, after reader_ring_start. False: it takes nothing any more, and the piece and the tally are the caller's still. */
+bool reader_ring_push(reader *r, struct reader_piece *piece, const struct reader_tally *tally);
+void reader_ring_stop(reader *r);
 
 void *reader_thread_main(void *reader);
 

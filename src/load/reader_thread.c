@@ -164,11 +164,12 @@ static side_status read_direct(reader *r, struct reader_piece *piece, struct rea
 /* Past the cache, or, where that does not go, through it. */
 static enum reader_backend choose_direct(reader *r, struct reader_piece *piece)
 {
-    (void)r;
     if (!atomic_load(&piece->entry->direct))
         piece->why = READER_WHY_NO_DIRECT;
     else if (!piece->aligned)
         piece->why = READER_WHY_NO_ROOM;
+    else if (reader_ring_start(r))
+        return READER_URING;
     else {
         piece->why = READER_WHY_NO_URING;
         return READER_DIRECT;
@@ -233,8 +234,16 @@ static void piece_read(reader *r, struct reader_piece *piece)
     side_status s = is_cancelled(r) ? SIDE_CANCELLED : SIDE_OK;
 
     if (s == SIDE_OK) {
-        piece->read_ns = os_now_ns();
-        piece->backend = choose(r, piece, &tally);
+        if (piece->backend == READER_AUTO) { /* else the ring has sent it here */
+            piece->read_ns = os_now_ns();
+            piece->backend = choose(r, piece, &tally);
+        }
+        if (piece->backend == READER_URING) {
+            if (reader_ring_push(r, piece, &tally))
+                return;
+            piece->backend = READER_DIRECT;
+            piece->why = READER_WHY_NO_URING;
+        }
         if (piece->backend == READER_PREAD)
             s = read_buffered(r, piece, &tally);
         else if (piece->backend == READER_DIRECT)
