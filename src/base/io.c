@@ -174,6 +174,8 @@ int io_ring_enter(int ring, uint32_t submit, uint32_t wait, uint32_t flags)
     int scripted = io_script(IO_RING_ENTER, ring, 0, &bytes);
     if (scripted != 0)
         return scripted;
+    if (bytes != submit)
+        wait = 0; /* as the kernel does where it could not take all */
     long r = syscall(SYS_RING_ENTER, ring, (uint32_t)bytes, wait, flags, NULL, (size_t)0);
     return r >= 0 ? (int)r : -errno;
 }

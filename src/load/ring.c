@@ -99,12 +99,12 @@ static int ring_try(struct ring *ring)
 {
     struct ring_sqe *sqe = ring_next(ring);
     struct ring_cqe cqe;
-    int r;
+    int r, tries = 100;
 
     sqe->opcode = RING_NOP;
     do
         r = ring_enter(ring, 1);
-    while (r == -EINTR);
+    while (r == -EINTR || (r == 0 && ring_unsubmitted(ring) > 0 && --tries > 0));
     if (r != 0)
         return r;
     return ring_reap(ring, &cqe) ? cqe.result : -EIO;
