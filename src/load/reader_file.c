@@ -79,7 +79,6 @@ static side_status entry_look(struct reader_entry *e, uint64_t size)
     e->device = st.st_dev;
     e->inode = st.st_ino;
     e->modified = st.st_mtim;
-    e->changed = st.st_ctim;
     if (size != READER_ANY_SIZE && size != e->size)
         return error_set(SIDE_IO, where, "'%.160s' has %llu bytes now, and had %llu: it was changed; load it again",
                          e->path, (unsigned long long)e->size, (unsigned long long)size);

@@ -21,7 +21,7 @@ struct reader_entry {
     uint64_t size;
     dev_t device;
     ino_t inode;
-    struct timespec modified, changed;
+    struct timespec modified; /* not the time of change: a link that is made to the file changes that */
     bool memory;
     atomic_bool direct; /* becomes false where a direct read is refused */
     atomic_bool nowait; /* becomes false where preadv2 does not know */

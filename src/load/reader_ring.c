@@ -233,32 +233,43 @@ static void wake_put(struct reader_ring *rr)
     rr->wake_armed = true;
 }
 
-/* Waiting pieces into the queue, as far as depth goes. False: the reader is at its end. */
-static bool ring_fill(struct reader_ring *rr)
+/* Waiting pieces, as far as depth goes; they count as in flight. Returns whether the reader is at its end. */
+static bool cold_take(struct reader_ring *rr, struct reader_list *take)
 {
     reader *r = rr->reader;
-    struct reader_list take = {NULL, NULL};
     struct reader_piece *piece;
 
     pthread_mutex_lock(&r->mutex);
-    bool stopping = r->stopping;
     while (rr->in_flight < r->options.depth && (piece = reader_list_take(&rr->cold)) != NULL) {
-        reader_list_put(&take, piece);
+        reader_list_put(take, piece);
         if (rr->in_flight++ == 0)
             rr->busy_since = os_now_ns();
         if (++r->in_flight > r->stats.most_in_flight)
             r->stats.most_in_flight = r->in_flight;
     }
+    bool stopping = r->stopping;
     pthread_mutex_unlock(&r->mutex);
+    return stopping;
+}
 
-    while ((piece = reader_list_take(&take)) != NULL) {
-        if (!atomic_load(&r->cancelled)) {
+/* Fills the queue. Pieces that are cancelled make room for more, so it looks again until it found none: nobody wakes the ring for those. False: the reader is at
+ * its end. */
+static bool ring_fill(struct reader_ring *rr)
+{
+    struct reader_list take = {NULL, NULL};
+    bool stopping = cold_take(rr, &take);
+
+    while (take.first != NULL) {
+        struct reader_piece *piece = reader_list_take(&take);
+        if (!atomic_load(&rr->reader->cancelled))
             read_put(rr, piece);
-            continue;
+        else {
+            struct reader_tally tally = {.retries = 0};
+            ring_leave(rr, &tally);
+            reader_end(rr->reader, piece, error_set(SIDE_CANCELLED, "reader", "the read was cancelled"), &tally);
         }
-        struct reader_tally tally = {.retries = 0};
-        ring_leave(rr, &tally);
-        reader_end(r, piece, error_set(SIDE_CANCELLED, "reader", "the read was cancelled"), &tally);
+        if (take.first == NULL)
+            stopping = cold_take(rr, &take);
     }
     if (!rr->wake_armed && !stopping)
         wake_put(rr);
