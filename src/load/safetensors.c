@@ -7,9 +7,11 @@
  * Pure but for the table's allocations. */
 #include "checkpoint.h"
 
+#include "alloc.h"
 #include "error.h"
 #include "json.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const char where[] = "side_checkpoint_open";
@@ -70,6 +72,46 @@ static side_status name_error(const struct st *st, uint32_t name, side_status s)
 
 /* ---------------------------------------------------------------- metadata */
 
+struct pair_at {
+    const char *key;
+    size_t pair;
+};
+
+static int by_key(const void *a, const void *b)
+{
+    const struct pair_at *x = a, *y = b;
+    const int order = strcmp(x->key, y->key);
+
+    return order != 0 ? order : x->pair < y->pair ? -1 : 1;
+}
+
+/* A key that stands twice is an error at the second; lenient: the last counts. */
+static side_status check_keys(struct st *st)
+{
+    struct ck_file *file = st->file;
+    const size_t n = file->pair_count;
+    struct pair_at *sorted = mem_zalloc(n, sizeof(*sorted));
+    size_t kept = 0;
+    side_status s = sorted != NULL ? SIDE_OK : SIDE_NO_MEMORY;
+
+    for (size_t i = 0; s == SIDE_OK && i < n; i++)
+        sorted[i] = (struct pair_at){file->text + file->pairs[i].key, i};
+    if (s == SIDE_OK)
+        qsort(sorted, n, sizeof(*sorted), by_key);
+    for (size_t i = 1; s == SIDE_OK && i < n; i++)
+        if (strcmp(sorted[i - 1].key, sorted[i].key) == 0) {
+            if (!st->lenient)
+                s = fail_at(st, file->pairs[sorted[i].pair].key, "the key stands twice in __metadata__");
+            file->pairs[sorted[i - 1].pair].value = 0; /* no value lies there */
+        }
+    for (size_t i = 0; s == SIDE_OK && i < n; i++)
+        if (file->pairs[i].value != 0)
+            file->pairs[kept++] = file->pairs[i];
+    file->pair_count = kept;
+    mem_free(sorted);
+    return s;
+}
+
 static side_status metadata_pairs(struct st *st)
 {
     struct ck_file *file = st->file;
@@ -91,7 +133,9 @@ static side_status metadata_pairs(struct st *st)
         if (s == SIDE_OK)
             file->pairs[file->pair_count++] = pair;
     }
-    return s != SIDE_OK || token == JREAD_OBJECT_END ? s : SIDE_INVALID;
+    if (s != SIDE_OK || token != JREAD_OBJECT_END)
+        return s != SIDE_OK ? s : SIDE_INVALID;
+    return check_keys(st);
 }
 
 static side_status metadata(struct st *st)
