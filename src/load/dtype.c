@@ -8,8 +8,9 @@
 static const struct {
     const char *name;
     uint32_t bits;
+    uint32_t bytes; /* of the name */
 } types[SIDE_DTYPE_COUNT] = {
-#define SIDE_X(name, value, bits, text) [value] = {text, bits},
+#define SIDE_X(name, value, bits, text) [value] = {text, bits, sizeof(text) - 1},
     SIDE_DTYPE_MAP(SIDE_X)
 #undef SIDE_X
 };
@@ -27,7 +28,7 @@ uint32_t side_dtype_bits(side_dtype type)
 bool dtype_of(const char *text, size_t bytes, side_dtype *type)
 {
     for (unsigned i = 0; i < SIDE_DTYPE_COUNT; i++)
-        if (strlen(types[i].name) == bytes && memcmp(types[i].name, text, bytes) == 0) {
+        if (types[i].bytes == bytes && memcmp(types[i].name, text, bytes) == 0) {
             *type = (side_dtype)i;
             return true;
         }

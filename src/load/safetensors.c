@@ -331,13 +331,13 @@ static side_status tensor(struct st *st)
 static side_status reserve(struct st *st)
 {
     side_checkpoint *ck = st->ck;
-    const char *text = st->file->text;
+    const char *text = st->file->text, *end = text + st->file->text_bytes;
     size_t braces = 0, most = st->file->text_bytes / ENTRY_LEAST + 1;
     void *rows = ck->rows;
     side_status s;
 
-    for (size_t i = 0; i < st->file->text_bytes; i++)
-        braces += text[i] == '{';
+    for (; (text = memchr(text, '{', (size_t)(end - text))) != NULL; text++)
+        braces++;
     s = ck_reserve(&rows, &ck->row_most, ck->row_count, braces < most ? braces : most, sizeof(*ck->rows));
     ck->rows = rows;
     return s;

@@ -109,11 +109,9 @@ static size_t bucket_of(const side_checkpoint *ck, const char *name, size_t byte
     return (size_t)(((unsigned __int128)h * ck->bucket_count) >> 64);
 }
 
-size_t ck_find(const side_checkpoint *ck, const char *name, size_t bytes)
+static size_t find_in(const side_checkpoint *ck, size_t bucket, const char *name, size_t bytes)
 {
-    if (ck->bucket_count == 0)
-        return 0;
-    for (size_t i = ck->buckets[bucket_of(ck, name, bytes)]; i != 0; i = ck->rows[i - 1].next) {
+    for (size_t i = ck->buckets[bucket]; i != 0; i = ck->rows[i - 1].next) {
         const char *other = ck_row_name(ck, &ck->rows[i - 1]);
         if (strlen(other) == bytes && memcmp(other, name, bytes) == 0)
             return i;
@@ -121,14 +119,24 @@ size_t ck_find(const side_checkpoint *ck, const char *name, size_t bytes)
     return 0;
 }
 
-static void enter(side_checkpoint *ck, size_t index)
+size_t ck_find(const side_checkpoint *ck, const char *name, size_t bytes)
 {
-    struct ck_row *row = &ck->rows[index];
-    const char *name = ck_row_name(ck, row);
-    uint32_t *bucket = &ck->buckets[bucket_of(ck, name, strlen(name))];
+    return ck->bucket_count != 0 ? find_in(ck, bucket_of(ck, name, bytes), name, bytes) : 0;
+}
 
-    row->next = *bucket;
-    *bucket = (uint32_t)(index + 1);
+static void enter(side_checkpoint *ck, size_t bucket, size_t index)
+{
+    ck->rows[index].next = ck->buckets[bucket];
+    ck->buckets[bucket] = (uint32_t)(index + 1);
+}
+
+/* The first `count` rows, whose names differ. */
+static void enter_again(side_checkpoint *ck, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *name = ck_row_name(ck, &ck->rows[i]);
+        enter(ck, bucket_of(ck, name, strlen(name)), i);
+    }
 }
 
 /* Buckets for all rows, with those before `entered` in them. */
@@ -144,8 +152,7 @@ static side_status buckets_reserve(side_checkpoint *ck, size_t entered)
     if (ck->buckets == NULL)
         return SIDE_NO_MEMORY;
     ck->bucket_count = want;
-    for (size_t i = 0; i < entered; i++)
-        enter(ck, i);
+    enter_again(ck, entered);
     return SIDE_OK;
 }
 
@@ -176,8 +183,7 @@ static void drop_marked(side_checkpoint *ck, const struct ck_file *file)
             ck->rows[kept++] = ck->rows[i];
     ck->row_count = kept;
     memset(ck->buckets, 0, ck->bucket_count * sizeof(*ck->buckets));
-    for (size_t i = 0; i < kept; i++)
-        enter(ck, i);
+    enter_again(ck, kept);
 }
 
 /* Lenient: of the rows of one name the one that comes last in the header stays. A bucket's latest is found first, so a dropped one is not found again. */
@@ -188,7 +194,8 @@ static side_status enter_file(side_checkpoint *ck, struct ck_file *file)
 
     for (size_t i = file->first; s == SIDE_OK && i < ck->row_count; i++) {
         const char *name = ck_row_name(ck, &ck->rows[i]);
-        const size_t old = ck_find(ck, name, strlen(name));
+        const size_t bytes = strlen(name), bucket = bucket_of(ck, name, bytes);
+        const size_t old = find_in(ck, bucket, name, bytes);
         if (old != 0 && ((ck->flags & SIDE_CHECKPOINT_LENIENT) == 0 || ck->rows[old - 1].file != ck->rows[i].file))
             return twice(ck, file, old - 1, i);
         dropped |= old != 0;
@@ -198,7 +205,7 @@ static side_status enter_file(side_checkpoint *ck, struct ck_file *file)
         }
         if (old != 0)
             ck->rows[old - 1].rank = DROPPED;
-        enter(ck, i);
+        enter(ck, bucket, i);
     }
     if (s == SIDE_OK && dropped)
         drop_marked(ck, file);
