@@ -21,7 +21,7 @@ static uint64_t in_ns(struct timespec t)
 /* ---------------------------------------------------------------- files */
 
 /* Not blocking, or a FIFO of that name would hold up the caller. */
-static side_status file_open(struct ck_file *file)
+side_status ck_file_open(struct ck_file *file)
 {
     struct stat there;
 
@@ -55,26 +55,50 @@ static side_status file_check(const struct ck_file *file, const char *call)
     return SIDE_OK;
 }
 
-/* Reads text_bytes at `offset` into file->text. */
-static side_status read_text(struct ck_file *file, uint64_t offset, size_t bytes)
+/* An error of os_pread_all, with the file. */
+static side_status read_failed(const struct ck_file *file, side_status s, size_t bytes, uint64_t offset)
+{
+    side_error e;
+
+    error_copy(&e);
+    return error_set_errno(s, where, e.os_errno, "cannot read %zu bytes at offset %llu of %s", bytes,
+                           (unsigned long long)offset, ck_shown(file->path));
+}
+
+side_status ck_read_text(struct ck_file *file, uint64_t offset, size_t bytes, size_t more)
 {
     size_t done = 0;
     side_status s;
 
-    file->text = mem_zalloc(1, bytes + CK_TEXT_SPARE);
+    file->text = mem_zalloc(1, bytes + more + CK_TEXT_SPARE);
     if (file->text == NULL)
         return SIDE_NO_MEMORY;
     file->text_bytes = bytes;
     s = os_pread_all(file->fd, file->text, bytes, offset, &done);
-    if (s != SIDE_OK) {
-        side_error e;
-        error_copy(&e);
-        return error_set_errno(s, where, e.os_errno, "cannot read %zu bytes at offset %llu of %s", bytes,
-                               (unsigned long long)offset, ck_shown(file->path));
-    }
+    if (s != SIDE_OK)
+        return read_failed(file, s, bytes, offset);
     return done == bytes ? SIDE_OK
                          : error_set(SIDE_IO, where, "%s ends at offset %llu; it was changed while it was read",
                                      ck_shown(file->path), (unsigned long long)(offset + done));
+}
+
+side_status ck_read_head(struct ck_file *file, unsigned char *head, size_t bytes, size_t *done)
+{
+    const side_status s = os_pread_all(file->fd, head, bytes, 0, done);
+
+    return s == SIDE_OK ? s : read_failed(file, s, bytes, 0);
+}
+
+/* What else a file may be whose first bytes are no length. */
+static const char *looks_like(const unsigned char *head)
+{
+    if (memcmp(head, "\x93NUMPY", 6) == 0)
+        return "it looks like a .npy file: name it so, or ask for that format";
+    if (memcmp(head, "PK\3\4", 4) == 0)
+        return "it looks like a zip file, as torch.save writes: save it as safetensors";
+    if (memcmp(head, "GGUF", 4) == 0)
+        return "it looks like a GGUF file";
+    return "it is no safetensors file";
 }
 
 static side_status read_header(struct ck_file *file)
@@ -82,32 +106,90 @@ static side_status read_header(struct ck_file *file)
     unsigned char head[8];
     uint64_t n = 0;
     size_t done = 0;
-    side_status s = os_pread_all(file->fd, head, sizeof(head), 0, &done);
+    const side_status s = ck_read_head(file, head, sizeof(head), &done);
 
-    if (s != SIDE_OK) {
-        side_error e;
-        error_copy(&e);
-        return error_set_errno(s, where, e.os_errno, "cannot read 8 bytes at offset 0 of %s", ck_shown(file->path));
-    }
+    if (s != SIDE_OK)
+        return s;
     if (done < sizeof(head))
         return error_set(SIDE_INVALID, where, "%s, offset 0: the file has %zu bytes; a safetensors file has at least 8",
                          ck_shown(file->path), done);
     for (int i = 7; i >= 0; i--)
         n = n << 8 | head[i];
     if (n > CK_HEADER_MOST)
-        return error_set(SIDE_INVALID, where,
-                         "%s, offset 0: a header of %llu bytes; %u are possible. This is no safetensors file",
-                         ck_shown(file->path), (unsigned long long)n, CK_HEADER_MOST);
+        return error_set(SIDE_INVALID, where, "%s, offset 0: a header of %llu bytes, and %u are possible; %s",
+                         ck_shown(file->path), (unsigned long long)n, CK_HEADER_MOST, looks_like(head));
     if (n > file->bytes - 8)
         return error_set(
             SIDE_INVALID, where,
             "%s, offset 0: a header of %llu bytes, but the file ends %llu bytes behind its length; it was cut off",
             ck_shown(file->path), (unsigned long long)n, (unsigned long long)file->bytes - 8);
     file->data = 8 + n;
-    return read_text(file, 8, (size_t)n);
+    return ck_read_text(file, 8, (size_t)n, 0);
 }
 
-static side_status add_safetensors(side_checkpoint *ck, const char *path)
+side_status ck_row_add(side_checkpoint *ck, const struct ck_file *file, struct ck_row row)
+{
+    void *rows = ck->rows;
+    const side_status s = ck_reserve(&rows, &ck->row_most, ck->row_count, 1, sizeof(*ck->rows));
+
+    ck->rows = rows;
+    if (s != SIDE_OK)
+        return s;
+    if (ck->row_count == UINT32_MAX - 1 || ck->dim_count > UINT32_MAX)
+        return error_set(SIDE_TOO_LARGE, where, "%s: over 4e9 tensors or dimensions", ck_shown(file->path));
+    row.file = (uint16_t)(file - ck->files);
+    ck->rows[ck->row_count++] = row;
+    return SIDE_OK;
+}
+
+side_status ck_dim_add(side_checkpoint *ck, uint64_t dim)
+{
+    void *dims = ck->dims;
+    const side_status s = ck_reserve(&dims, &ck->dim_most, ck->dim_count, 1, sizeof(*ck->dims));
+
+    ck->dims = dims;
+    if (s == SIDE_OK)
+        ck->dims[ck->dim_count++] = dim;
+    return s;
+}
+
+/* The file's name without folders and, where it ends so, without `ending`: of the one tensor of files without names. */
+static side_status lone_name(struct ck_file *file, const char *ending, uint32_t *name)
+{
+    const char *slash = strrchr(file->path, '/'), *base = slash != NULL ? slash + 1 : file->path;
+    size_t n = strlen(base);
+
+    if (ck_ends(base, ending))
+        n -= strlen(ending);
+    *name = (uint32_t)file->text_bytes + 1;
+    memcpy(file->text + *name, base, n);
+    file->text[*name + n] = '\0';
+    return SIDE_OK;
+}
+
+static side_status read_npy(side_checkpoint *ck, struct ck_file *file)
+{
+    struct ck_row row = {0};
+    side_status s = npy_parse(ck, file, &row);
+
+    if (s == SIDE_OK)
+        s = lone_name(file, ".npy", &row.name);
+    return s == SIDE_OK ? ck_row_add(ck, file, row) : s;
+}
+
+static side_status read_raw(side_checkpoint *ck, struct ck_file *file)
+{
+    struct ck_row row = {.dims = (uint32_t)ck->dim_count, .type = SIDE_DTYPE_U8, .rank = 1};
+    side_status s = ck_read_text(file, 0, 0, strlen(file->path) + 1);
+
+    if (s == SIDE_OK)
+        s = ck_dim_add(ck, file->bytes);
+    if (s == SIDE_OK)
+        s = lone_name(file, "", &row.name);
+    return s == SIDE_OK ? ck_row_add(ck, file, row) : s;
+}
+
+side_status ck_add_file(side_checkpoint *ck, const char *path, side_checkpoint_format format)
 {
     struct ck_file *file;
     void *files = ck->files;
@@ -123,17 +205,42 @@ static side_status add_safetensors(side_checkpoint *ck, const char *path)
     if (file->path == NULL)
         return SIDE_NO_MEMORY;
     strcpy(file->path, path);
-    s = file_open(file);
-    if (s == SIDE_OK)
+    s = ck_file_open(file);
+    if (s == SIDE_OK && format == SIDE_FORMAT_NPY)
+        s = read_npy(ck, file);
+    else if (s == SIDE_OK && format == SIDE_FORMAT_RAW)
+        s = read_raw(ck, file);
+    else if (s == SIDE_OK) {
         s = read_header(file);
-    if (s == SIDE_OK)
-        s = st_parse(ck, file);
+        s = s == SIDE_OK ? st_parse(ck, file) : s;
+    }
     if (s == SIDE_OK)
         s = ck_file_finish(ck, file);
     return s == SIDE_OK ? file_check(file, where) : s;
 }
 
 /* ---------------------------------------------------------------- open and close */
+
+bool ck_ends(const char *text, const char *with)
+{
+    const size_t n = strlen(text), m = strlen(with);
+
+    return n >= m && memcmp(text + n - m, with, m) == 0;
+}
+
+static side_status add(side_checkpoint *ck, const char *path, side_checkpoint_format format)
+{
+    struct stat there;
+
+    if (format == SIDE_FORMAT_AUTO && stat(path, &there) == 0 && S_ISDIR(there.st_mode))
+        return ck_add_folder(ck, path);
+    if (format == SIDE_FORMAT_AUTO)
+        format = ck_ends(path, ".json")  ? SIDE_FORMAT_INDEX
+                 : ck_ends(path, ".npy") ? SIDE_FORMAT_NPY
+                 : ck_ends(path, ".raw") ? SIDE_FORMAT_RAW
+                                         : SIDE_FORMAT_SAFETENSORS;
+    return format == SIDE_FORMAT_INDEX ? ck_add_index(ck, path) : ck_add_file(ck, path, format);
+}
 
 side_status side_checkpoint_open(const char *path, const side_checkpoint_options *options, side_checkpoint **checkpoint)
 {
@@ -148,12 +255,14 @@ side_status side_checkpoint_open(const char *path, const side_checkpoint_options
     if ((o.flags & ~(SIDE_CHECKPOINT_LENIENT | SIDE_CHECKPOINT_STRICT_SPEC)) != 0 ||
         o.flags == (SIDE_CHECKPOINT_LENIENT | SIDE_CHECKPOINT_STRICT_SPEC))
         return error_set(SIDE_INVALID, where, "flags 0x%x: unknown ones, or LENIENT together with STRICT_SPEC", o.flags);
+    if ((unsigned)o.format > SIDE_FORMAT_RAW)
+        return error_set(SIDE_INVALID, where, "format %u is unknown", (unsigned)o.format);
     ck = mem_zalloc(1, sizeof(*ck));
     if (ck == NULL)
         return SIDE_NO_MEMORY;
     ck->flags = o.flags;
     ck->seed = (uintptr_t)ck * UINT64_C(0x9e3779b97f4a7c15) ^ os_now_ns();
-    s = add_safetensors(ck, path);
+    s = add(ck, path, o.format);
     if (s != SIDE_OK) {
         side_checkpoint_close(ck);
         return s;

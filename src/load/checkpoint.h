@@ -3,8 +3,10 @@
  * Checkpoints within src/load.
  *
  *     checkpoint.c    open, close, and what callers ask
+ *     shards.c        index files and folders
  *     tensors.c       the table of tensors: rows, dimensions, names
  *     safetensors.c   text of a header to rows. Pure
+ *     npy.c           the header of an .npy file. Pure but for reading it
  *     dtype.c         the types
  *
  * The table costs, beside the headers, which are kept since names lie in them: a row of 24 bytes, 8 a dimension, 4 to 8 of buckets.
@@ -20,7 +22,7 @@
 
 #define CK_HEADER_MOST 100000000u /* bytes of a header or an index file, as in the reference implementation */
 #define CK_FILES_MOST  10000u
-#define CK_TEXT_SPARE  16 /* bytes behind a text: the NUL, and what a hash reads beyond it */
+#define CK_TEXT_SPARE  8 /* bytes behind a text: a NUL and more */
 
 struct ck_row {
     uint64_t begin; /* from the file's data on */
@@ -81,9 +83,30 @@ const char *ck_shown(const char *path);
 #define CK_NAME_SHOWN 88
 const char *ck_escaped(const char *name, size_t bytes, char shown[CK_NAME_SHOWN]);
 
-/* ---- formats: rows of one file. file->text is set, NUL-terminated, and is changed */
+/* ---- files (checkpoint.c) */
 
-/* bytes: of the header; the text ends there. data_bytes: of what follows it. */
+bool ck_ends(const char *text, const char *with);
+/* Opens file->path, which must be a regular file, and notes what it is; the caller closes file->fd. */
+side_status ck_file_open(struct ck_file *file);
+/* Reads `bytes` at `offset` into file->text, which is new, with room for `more` and a NUL behind. */
+side_status ck_read_text(struct ck_file *file, uint64_t offset, size_t bytes, size_t more);
+/* The file's beginning. *done: what there is of it. */
+side_status ck_read_head(struct ck_file *file, unsigned char *head, size_t bytes, size_t *done);
+/* Opens and reads one more file of the checkpoint. `file` pointers are void after it. */
+side_status ck_add_file(side_checkpoint *ck, const char *path, side_checkpoint_format format);
+side_status ck_row_add(side_checkpoint *ck, const struct ck_file *file, struct ck_row row); /* sets row.file */
+side_status ck_dim_add(side_checkpoint *ck, uint64_t dim);
+
+/* ---- shards.c */
+
+side_status ck_add_index(side_checkpoint *ck, const char *path);
+side_status ck_add_folder(side_checkpoint *ck, const char *path);
+
+/* ---- formats */
+
+/* file->text is the header; names and metadata are unescaped in it. Adds rows, in the order of the header. */
 side_status st_parse(side_checkpoint *ck, struct ck_file *file);
+/* Reads the header, with room for the file's name behind it, and sets all of the row but the name. */
+side_status npy_parse(side_checkpoint *ck, struct ck_file *file, struct ck_row *row);
 
 #endif

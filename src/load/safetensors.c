@@ -197,7 +197,7 @@ static side_status read_shape(struct st *st, struct entry *e)
     side_checkpoint *ck = st->ck;
     jread_token token;
     side_status s = jread_expect(&st->r, JREAD_ARRAY);
-    void *dims;
+    uint64_t dim = 0;
 
     e->shape_at = st->r.at;
     e->dims = ck->dim_count;
@@ -207,13 +207,10 @@ static side_status read_shape(struct st *st, struct entry *e)
             return jread_fail(&st->r, "a dimension is not a number");
         if (e->rank == SIDE_RANK_MOST)
             return jread_fail(&st->r, "more than %d dimensions", SIDE_RANK_MOST);
-        dims = ck->dims;
-        s = ck_reserve(&dims, &ck->dim_most, ck->dim_count, 1, sizeof(*ck->dims));
-        ck->dims = dims;
+        s = jread_whole(&st->r, 0, UINT64_MAX, &dim);
         if (s == SIDE_OK)
-            s = jread_whole(&st->r, 0, UINT64_MAX, &ck->dims[ck->dim_count]);
-        ck->dim_count += s == SIDE_OK;
-        e->rank += s == SIDE_OK;
+            s = ck_dim_add(ck, dim);
+        e->rank++;
     }
     e->has_shape = s == SIDE_OK;
     return s;
@@ -302,7 +299,6 @@ static side_status tensor(struct st *st)
     side_checkpoint *ck = st->ck;
     struct entry e = {.type = SIDE_DTYPE_U8};
     uint32_t name = 0;
-    void *rows = ck->rows;
     side_status s = in_place(st, &name);
 
     if (s != SIDE_OK)
@@ -312,18 +308,10 @@ static side_status tensor(struct st *st)
         s = check_entry(st, &e);
     if (s != SIDE_OK)
         return name_error(st, name, s);
-    s = ck_reserve(&rows, &ck->row_most, ck->row_count, 1, sizeof(*ck->rows));
-    ck->rows = rows;
-    if (s == SIDE_OK && (ck->row_count == UINT32_MAX - 1 || ck->dim_count > UINT32_MAX))
-        s = error_set(SIDE_TOO_LARGE, where, "%s: over 4e9 tensors or dimensions", ck_shown(st->file->path));
-    if (s == SIDE_OK)
-        ck->rows[ck->row_count++] = (struct ck_row){.begin = e.begin,
-                                                    .name = name,
-                                                    .dims = (uint32_t)e.dims,
-                                                    .file = (uint16_t)(st->file - ck->files),
-                                                    .type = (uint8_t)e.type,
-                                                    .rank = (uint8_t)e.rank};
-    return s;
+    return ck_row_add(
+        ck, st->file,
+        (struct ck_row){
+            .begin = e.begin, .name = name, .dims = (uint32_t)e.dims, .type = (uint8_t)e.type, .rank = (uint8_t)e.rank});
 }
 
 /* ---------------------------------------------------------------- the header */

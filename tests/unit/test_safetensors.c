@@ -294,12 +294,16 @@ T_TEST(files)
     refuses(path, SIDE_INVALID, "m.safetensors, offset 8: ");
     memcpy(all, "\x01\xe1\xf5\x05\0\0\0\0", 8); /* 100,000,001 */
     write_bytes(path, all, 16);
-    refuses(path, SIDE_INVALID, "offset 0: a header of 100000001 bytes; 100000000 are possible");
+    refuses(path, SIDE_INVALID, "offset 0: a header of 100000001 bytes, and 100000000 are possible");
     assert_int_equal(truncate(path, 100000009), 0); /* sparse */
     refuses(path, SIDE_INVALID, "100000000 are possible");
     memset(all, 0xff, 8);
     write_bytes(path, all, 16);
-    refuses(path, SIDE_INVALID, "a header of 18446744073709551615 bytes; 100000000 are possible");
+    refuses(path, SIDE_INVALID, "a header of 18446744073709551615 bytes, and 100000000 are possible");
+    write_bytes(path, "\x93NUMPY\1\0more", 12);
+    refuses(path, SIDE_INVALID, "looks like a .npy file");
+    write_bytes(path, "PK\3\4\x14\0\0\0\x08\0", 10);
+    refuses(path, SIDE_INVALID, "looks like a zip file, as torch.save writes");
     memcpy(all, "\x09\0\0\0\0\0\0\0", 8);
     write_bytes(path, all, 16);
     refuses(path, SIDE_INVALID, "a header of 9 bytes, but the file ends 8 bytes behind");
