@@ -10,7 +10,7 @@ t unknown-prefix 2 '' "sidestream: no command 'dev'; did you mean 'devices'?" de
 t unknown-far 2 '' "sidestream: no command 'frobnicate'; *--help*" frobnicate
 t unknown-empty 2 '' "sidestream: no command ''*" ''
 t option-first 2 '' "sidestream: option '--device' comes before the command*" --device sim demo
-for command in bench demo devices plan run; do
+for command in bench demo devices ls plan run; do
     t $command-help 0 "Usage: sidestream $command*--device=SPEC*--json*Exit codes:*130  interrupted*" '' $command --help
     t $command-unknown-option 2 '' "sidestream $command: unrecognized option '--nonsense'*" $command --nonsense
     t $command-device-missing 2 '' "sidestream $command: option '--device' requires an argument*" $command --device

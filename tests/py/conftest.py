@@ -13,7 +13,7 @@ import pytest
 # A leak that LeakSanitizer tells (indirect: a lost Python object has it), by the function that asked for the memory: one of the module or
 # of the library in it.
 LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*\n +#0 .*\n"
-                  r" +#1 .*/(?:python/native|src/(?:base|core|device/\w+))/.*\n(?: +#.*\n)*", re.MULTILINE)
+                  r" +#1 .*/(?:python/native|src/(?:base|core|load|device/\w+))/.*\n(?: +#.*\n)*", re.MULTILINE)
 
 
 def leak_report() -> str:
