@@ -10,6 +10,7 @@
  *     feeders    batches that come when they come, and are kept as long as one likes sidestream/feeder.h
  *     timelines  what overlapped, what did not, and what the bound is               sidestream/timeline.h
  *     checkpoints  the tensors that files hold: safetensors, shards, .npy             sidestream/checkpoint.h
+ *     loads      files to the device at the speed of link or disk, part by part      sidestream/load.h
  *
  * Ten lines
  *     side_device *dev;
@@ -377,5 +378,6 @@ SIDE_API side_status side_xxh3_end(const side_xxh3 *state, const void *tail, siz
 #include "sidestream/pipeline.h"
 #include "sidestream/feeder.h"
 #include "sidestream/checkpoint.h"
+#include "sidestream/load.h"
 
 #endif

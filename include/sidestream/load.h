@@ -27,7 +27,8 @@
  * aligned there are placed anew, behind the others. Arenas are the load's memory, or (SIDE_LOAD_GIVEN) the caller's: then reading begins before
  * the caller has allocated, and side_load_give_arena says where to.
  *
- * Nothing is handed out in part: side_load_wait fails once the load has failed, and join says whether all of it is right.
+ * Nothing is handed out in part: side_load_wait fails once the load has failed, and join says whether all of it is right. Memory of the caller's is
+ * written until join or destroy has returned, whatever else has failed.
  */
 #include "../sidestream.h" /* before the guard: it includes this file, in the order the areas need */
 
@@ -39,7 +40,6 @@ extern "C" {
 #endif
 
 typedef struct side_load side_load;
-typedef struct side_checkpoint side_checkpoint; /* checkpoint.h */
 
 /* What to load. `tensor` is its number in the checkpoint, or that of a source. A tensor may be in several parts, and a part several times. */
 typedef struct side_load_part {
@@ -85,7 +85,7 @@ typedef struct side_load_options {
     side_stream *memory_stream; /* parts' data is written after what is queued on it so far; NULL: nobody uses it */
     double timeout_s;           /* longest wait for the device before SIDE_STUCK; 0: 30 */
 
-    const side_load_source *sources; /* instead of a checkpoint, with `read` */
+    const side_load_source *sources; /* instead of a checkpoint, with `read`; the names must live as long as that */
     size_t source_count;
     side_load_read_fn *read; /* must be callable until the load was joined or destroyed */
     void *read_user;

@@ -31,7 +31,9 @@ enum fence_site {
     SITE_FEED_HOST = 10,   /* a feeder's host ring: as SITE_HOST_IN */
     SITE_FEED_DEVICE = 12, /* a feeder's device slots: acquire = H2D waits for readers, or for who used the memory before; take = a reader waits for H2D */
     SITE_FEED_COPIED = 14, /* the host waits until the device has read the caller's memory */
-    SITE_COUNT = 16
+    SITE_LOAD_SLOT = 16,   /* a load's slot: read into again, waits for its copy */
+    SITE_LOAD_READY = 17,  /* whoever uses a part waits for the copy that was queued last of it */
+    SITE_COUNT = 18
 };
 
 /* stream NULL: the host, now. On failure the fence is as before: the caller must drain, since what was queued is not covered. */
