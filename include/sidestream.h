@@ -316,13 +316,22 @@ SIDE_API side_status side_copy_blocks(side_stream *stream, side_copy_kind kind, 
 /* Fills device memory with a byte. */
 SIDE_API side_status side_memset_async(side_stream *stream, void *dst, int value, size_t bytes);
 
-typedef enum side_type { SIDE_F32 = 0, SIDE_F16 = 1, SIDE_BF16 = 2, SIDE_U8 = 3 } side_type;
+typedef enum side_type {
+    SIDE_F32 = 0,
+    SIDE_F16 = 1,
+    SIDE_BF16 = 2,
+    SIDE_U8 = 3,
+    SIDE_F64 = 4,
+    SIDE_F8E4M3 = 5, /* no infinities; PyTorch's float8_e4m3fn */
+    SIDE_F8E5M2 = 6
+} side_type;
 SIDE_API size_t side_type_bytes(side_type type);
 SIDE_API const char *side_type_name(side_type type); /* "f32" */
 
 typedef enum side_op_id {
     SIDE_OP_MATMUL = 0, /* out[m,n] = in0[m,k] @ in1[k,n], row-major; m,n,k in dim[0..2]; types of in and out in `type` */
-    SIDE_OP_CAST = 1, /* out[i] = in0[i]; dim[0] elements, type[0] -> type[1]; nearest even, NaN keeps sign and gets quiet */
+    SIDE_OP_CAST = 1, /* out[i] = in0[i]; dim[0] elements, type[0] -> type[1]; nearest even, NaN keeps sign and gets quiet. From f64 by way of f32, to all but
+                         f64. What is too large becomes infinity, in F8E4M3 (infinity too) the largest value, 448 */
     SIDE_OP_XXH3_BLOCKS = 2, /* out: for each whole 1 KiB of in0 its eight uint64 XXH3 partial sums; dim[0] = blocks */
     SIDE_OP_AFFINE = 3,      /* out[i] = scale * in0[i] + bias over dim[0] float32; may run in place */
     SIDE_OP_SPIN = 4,        /* keeps the compute engine busy for dim[0] ns, then ends by itself; touches no memory */

@@ -3,6 +3,7 @@
 
 #include "alloc.h"
 #include "error.h"
+#include "ops_cast.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -12,7 +13,9 @@
 static const struct {
     const char *name;
     size_t bytes;
-} types[] = {[SIDE_F32] = {"f32", 4}, [SIDE_F16] = {"f16", 2}, [SIDE_BF16] = {"bf16", 2}, [SIDE_U8] = {"u8", 1}};
+} types[] = {
+    [SIDE_F32] = {"f32", 4}, [SIDE_F16] = {"f16", 2},       [SIDE_BF16] = {"bf16", 2},    [SIDE_U8] = {"u8", 1},
+    [SIDE_F64] = {"f64", 8}, [SIDE_F8E4M3] = {"f8e4m3", 1}, [SIDE_F8E5M2] = {"f8e5m2", 1}};
 
 static const char *const op_names[SIDE_OP_COUNT] = {[SIDE_OP_MATMUL] = "matmul",
                                                     [SIDE_OP_CAST] = "cast",
@@ -83,9 +86,13 @@ static side_status cast_bytes(const side_op *op, size_t in[2], size_t *out)
     side_status status;
 
     for (int i = 0; i < 2; i++)
-        if (op->type[i] != SIDE_F32 && op->type[i] != SIDE_F16 && op->type[i] != SIDE_BF16)
-            return error_set(SIDE_INVALID, "side_op_bytes", "cast: type[%d] is %s; f32, f16 and bf16 can be cast", i,
+        if (!type_known(op->type[i]) || op->type[i] == SIDE_U8)
+            return error_set(SIDE_INVALID, "side_op_bytes",
+                             "cast: type[%d] is %s; f64, f32, f16, bf16, f8e4m3 and f8e5m2 can be cast", i,
                              side_type_name(op->type[i]));
+    if (op->type[1] == SIDE_F64 && op->type[0] != SIDE_F64)
+        return error_set(SIDE_INVALID, "side_op_bytes", "cast: %s -> f64; nothing is cast to f64",
+                         side_type_name(op->type[0]));
     status = bytes_of(op, op->dim[0], 1, side_type_bytes(op->type[0]), &in[0]);
     if (status == SIDE_OK)
         status = bytes_of(op, op->dim[0], 1, side_type_bytes(op->type[1]), out);
@@ -165,103 +172,6 @@ side_status ops_check(const side_op *op, size_t align)
     return SIDE_OK;
 }
 
-/* ---------------------------------------------------------------- casts: integer code, so that every machine gives the same bits */
-
-/* No branches: which case an element falls in is data. */
-static inline uint16_t f32_to_f16(uint32_t u)
-{
-    const uint32_t sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
-    /* from 2^-14 up: rounding carries into the exponent, also into that of infinity */
-    const uint32_t normal = (a - 0x38000000u + 0xfffu + (a >> 13 & 1u)) >> 13;
-    /* below: 14 to 24 bits go; with 25 nothing is left */
-    const uint32_t less = 126u - (a >> 23), shift = less > 25u ? 25u : less < 14u ? 14u : less;
-    const uint32_t m = (a & 0x7fffffu) | 0x800000u, small = (m + (1u << (shift - 1)) - 1u + (m >> shift & 1u)) >> shift;
-    const uint32_t finite = a < 0x38800000u ? small : normal;
-    const uint32_t nan = 0x7e00u | (a >> 13 & 0x3ffu);
-
-    return (uint16_t)(sign | (a > 0x7f800000u ? nan : a >= 0x47800000u ? 0x7c00u : finite));
-}
-
-static inline uint16_t f32_to_bf16(uint32_t u)
-{
-    const uint32_t rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? u >> 16 | 0x40u : rounded);
-}
-
-static inline uint32_t f16_to_f32(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, a = h & 0x7fffu;
-
-    if (a >= 0x7c00u)
-        return sign | 0x7f800000u | (a & 0x3ffu) << 13 | (a > 0x7c00u ? 0x400000u : 0u);
-    if (a >= 0x400u)
-        return sign | ((a << 13) + 0x38000000u);
-    if (a == 0)
-        return sign;
-    const uint32_t up = (uint32_t)__builtin_clz(a) - 21u; /* shifts the top bit to where the implicit one stands */
-    return sign | (113u - up) << 23 | (a << (up + 13) & 0x7fffffu);
-}
-
-static inline uint32_t bf16_to_f32(uint16_t h)
-{
-    const uint32_t u = (uint32_t)h << 16;
-    return (h & 0x7fffu) > 0x7f80u ? u | 0x400000u : u;
-}
-
-uint16_t ops_f32_to_f16(uint32_t bits)
-{
-    return f32_to_f16(bits);
-}
-
-uint16_t ops_f32_to_bf16(uint32_t bits)
-{
-    return f32_to_bf16(bits);
-}
-
-uint32_t ops_f16_to_f32(uint16_t bits)
-{
-    return f16_to_f32(bits);
-}
-
-uint32_t ops_bf16_to_f32(uint16_t bits)
-{
-    return bf16_to_f32(bits);
-}
-
-/* A loop each; memcpy because the caller's elements may be of any type. */
-#define CAST_LOOP(name, from, to, expr)                                                       \
-    static void name(unsigned char *restrict out, const unsigned char *restrict in, size_t n) \
-    {                                                                                         \
-        for (size_t i = 0; i < n; i++) {                                                      \
-            from x;                                                                           \
-            to y;                                                                             \
-            memcpy(&x, in + i * sizeof(x), sizeof(x));                                        \
-            y = (expr);                                                                       \
-            memcpy(out + i * sizeof(y), &y, sizeof(y));                                       \
-        }                                                                                     \
-    }
-CAST_LOOP(cast_f32_f16, uint32_t, uint16_t, f32_to_f16(x))
-CAST_LOOP(cast_f32_bf16, uint32_t, uint16_t, f32_to_bf16(x))
-CAST_LOOP(cast_f16_f32, uint16_t, uint32_t, f16_to_f32(x))
-CAST_LOOP(cast_bf16_f32, uint16_t, uint32_t, bf16_to_f32(x))
-CAST_LOOP(cast_f16_bf16, uint16_t, uint16_t, f32_to_bf16(f16_to_f32(x))) /* f16 -> f32 is exact: one rounding */
-CAST_LOOP(cast_bf16_f16, uint16_t, uint16_t, f32_to_f16(bf16_to_f32(x)))
-#undef CAST_LOOP
-
-static void cast(const side_op *op)
-{
-    static void (*const loops[3][3])(unsigned char *restrict, const unsigned char *restrict, size_t) = {
-        [SIDE_F32] = {[SIDE_F16] = cast_f32_f16, [SIDE_BF16] = cast_f32_bf16},
-        [SIDE_F16] = {[SIDE_F32] = cast_f16_f32, [SIDE_BF16] = cast_f16_bf16},
-        [SIDE_BF16] = {[SIDE_F32] = cast_bf16_f32, [SIDE_F16] = cast_bf16_f16},
-    };
-
-    if (op->type[0] == op->type[1])
-        memcpy(op->out, op->in[0], (size_t)op->dim[0] * side_type_bytes(op->type[0]));
-    else
-        loops[op->type[0]][op->type[1]](op->out, op->in[0], (size_t)op->dim[0]);
-}
-
 static void affine(const side_op *op)
 {
     const unsigned char *in = op->in[0];
@@ -302,7 +212,7 @@ static inline float element(const unsigned char *p, size_t i, const side_op *op)
     if (op->type[0] == SIDE_BF16) {
         uint16_t h;
         memcpy(&h, p + 2 * i, sizeof(h));
-        u = bf16_to_f32(h);
+        u = cast_bf16_to_f32(h);
     } else {
         memcpy(&u, p + 4 * i, sizeof(u));
         if (op->math == SIDE_MATH_TF32 && (u & 0x7f800000u) != 0x7f800000u)
@@ -364,7 +274,7 @@ static void store(const side_op *op, const float *c, size_t row, size_t column, 
         if (op->type[1] == SIDE_F32)
             memcpy(to, c + r * NC, columns * width);
         else
-            cast_f32_bf16(to, (const unsigned char *)(c + r * NC), columns);
+            ops_cast(to, c + r * NC, columns, SIDE_F32, SIDE_BF16);
     }
 }
 
@@ -410,7 +320,7 @@ side_status ops_run_host(const side_op *op)
     case SIDE_OP_MATMUL: return matmul(op);
     case SIDE_OP_CAST:
         if (op->dim[0] != 0)
-            cast(op);
+            ops_cast(op->out, op->in[0], (size_t)op->dim[0], op->type[0], op->type[1]);
         break;
     case SIDE_OP_XXH3_BLOCKS: xxh3_block_sums(op->out, op->in[0], (size_t)op->dim[0]); break;
     case SIDE_OP_AFFINE: affine(op); break;

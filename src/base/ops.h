@@ -26,6 +26,15 @@ uint16_t ops_f32_to_f16(uint32_t bits);
 uint16_t ops_f32_to_bf16(uint32_t bits);
 uint32_t ops_f16_to_f32(uint16_t bits);
 uint32_t ops_bf16_to_f32(uint16_t bits);
+/* As PyTorch has it (2.15): past 464 an E4M3 gets 448, infinity too, and past 61440 an E5M2 infinity; a NaN gets 0x7f and its sign. */
+uint8_t ops_f32_to_f8e4m3(uint32_t bits);
+uint8_t ops_f32_to_f8e5m2(uint32_t bits);
+uint32_t ops_f8e4m3_to_f32(uint8_t bits);
+uint32_t ops_f8e5m2_to_f32(uint8_t bits);
+uint32_t ops_f64_to_f32(uint64_t bits);
+
+/* CAST of n elements, checked already. */
+void ops_cast(void *out, const void *in, size_t n, side_type from, side_type to);
 
 /* sums[8 * i ...]: the eight partial sums of the i-th KiB of data. */
 void xxh3_block_sums(uint64_t *sums, const void *data, size_t blocks);

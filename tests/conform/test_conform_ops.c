@@ -44,24 +44,21 @@ static void run_on_device(struct rig *r, const side_op *op, void *out, bool in_p
 
 /* ---------------------------------------------------------------- casts */
 
-/* Every 16-bit pattern, or every upper half of a float with the lower halves at which rounding turns. */
+/* Every pattern of 16 or 8 bits; of f32 and f64 every upper half with the lower halves at which rounding turns. */
 static void *cast_input(side_type type, size_t *count)
 {
     static const uint16_t low[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x2000,
                                    0x7fff, 0x8000, 0x8001, 0xefff, 0xf000, 0xffff};
     enum { LOWS = sizeof(low) / sizeof(low[0]) };
+    const size_t width = side_type_bytes(type), n = width >= 4 ? (size_t)65536 * LOWS : 65536;
+    unsigned char *p = host_make(n * width);
 
-    if (type != SIDE_F32) {
-        uint16_t *p = host_make(65536 * sizeof(*p));
-        for (uint32_t i = 0; i < 65536; i++)
-            p[i] = (uint16_t)i;
-        *count = 65536;
-        return p;
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t half = low[i % LOWS], f32 = i / LOWS << 16 | half;
+        const uint64_t value = width == 8 ? f32 << 32 | half << 16 | (i & 1) : width == 4 ? f32 : i;
+        memcpy(p + i * width, &value, width);
     }
-    uint32_t *p = host_make((size_t)65536 * LOWS * sizeof(*p));
-    for (uint32_t i = 0; i < 65536 * LOWS; i++)
-        p[i] = i / LOWS << 16 | low[i % LOWS];
-    *count = (size_t)65536 * LOWS;
+    *count = n;
     return p;
 }
 
@@ -81,13 +78,14 @@ static void check_cast(struct rig *r, side_type from, side_type to, const void *
     run_on_device(r, &op, got, false);
     for (size_t i = 0; i < count; i++) {
         const size_t n = side_type_bytes(to), m = side_type_bytes(from);
-        uint32_t a = 0, b = 0, x = 0;
+        uint32_t a = 0, b = 0;
+        uint64_t x = 0;
         memcpy(&a, got + i * n, n);
         memcpy(&b, expected + i * n, n);
         memcpy(&x, (const unsigned char *)in + i * m, m);
         if (a != b)
-            T_FAIL("%s -> %s, %zu elements: number %zu, %x, gives %x, not %x", side_type_name(from), side_type_name(to),
-                   count, i, x, a, b);
+            T_FAIL("%s -> %s, %zu elements: number %zu, %llx, gives %x, not %x", side_type_name(from),
+                   side_type_name(to), count, i, (unsigned long long)x, a, b);
     }
     free(got);
     free(expected);
@@ -96,12 +94,12 @@ static void check_cast(struct rig *r, side_type from, side_type to, const void *
 T_TEST(casts_are_bit_exact)
 {
     struct rig r = rig_open();
-    static const side_type types[] = {SIDE_F32, SIDE_F16, SIDE_BF16};
+    static const side_type types[] = {SIDE_F32, SIDE_F16, SIDE_BF16, SIDE_F8E4M3, SIDE_F8E5M2, SIDE_F64};
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 6; i++) {
         size_t count = 0;
         void *in = cast_input(types[i], &count);
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < 5; k++) {
             check_cast(&r, types[i], types[k], in, count);
             for (size_t n = 1; n <= 9; n++) /* ends that are no whole vector */
                 check_cast(&r, types[i], types[k], in, n);

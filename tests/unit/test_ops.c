@@ -126,6 +126,108 @@ T_TEST(cast_to_f32)
     }
 }
 
+/* The f8 by their definition, and by trying all values: the nearest, of two the even one. Too large: 448 in E4M3, infinity from half a step past 57344 in E5M2. */
+static double f8_value(bool e4m3, uint32_t bits)
+{
+    const int digits = e4m3 ? 3 : 2, least = e4m3 ? -6 : -14;
+    const int a = (int)(bits & 0x7f), exponent = a >> digits, fraction = a & ((1 << digits) - 1);
+    double value = exponent == 0 ? ldexp(fraction, least - digits)
+                                 : ldexp(fraction + (1 << digits), exponent - 1 + least - digits);
+
+    if (e4m3 ? a == 0x7f : a >= 0x7c)
+        value = !e4m3 && a == 0x7c ? HUGE_VAL : (double)NAN;
+    return bits & 0x80 ? -value : value;
+}
+
+static uint32_t f8_nearest(bool e4m3, double x)
+{
+    const uint32_t most = e4m3 ? 0x7e : 0x7b;
+    const double a = fabs(x);
+    uint32_t low = 0, high = most;
+
+    if (isnan(x))
+        return signbit(x) ? 0xff : 0x7f;
+    while (low < high) { /* the largest that is not above a */
+        const uint32_t middle = (low + high + 1) / 2;
+        if (f8_value(e4m3, middle) <= a)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    if (low == most) {
+        if (!e4m3 && a >= 57344 + 4096)
+            low = 0x7c;
+    } else {
+        const double down = a - f8_value(e4m3, low), up = f8_value(e4m3, low + 1) - a;
+        if (up < down || (up == down && low % 2 == 1))
+            low++;
+    }
+    return low | (signbit(x) ? 0x80 : 0);
+}
+
+static void check_f8(uint32_t bits)
+{
+    const double x = float_of(bits);
+
+    if (ops_f32_to_f8e4m3(bits) != f8_nearest(true, x) || ops_f32_to_f8e5m2(bits) != f8_nearest(false, x))
+        T_FAIL("%08x (%a) gives e4m3 %02x, e5m2 %02x", bits, x, ops_f32_to_f8e4m3(bits), ops_f32_to_f8e5m2(bits));
+}
+
+T_TEST(cast_f8)
+{
+    t_rng rng = t_rng_make(2);
+    const uint64_t count = T_SANITIZED ? 1 << 17 : 1 << 20;
+
+    for (uint64_t i = 0; i < count; i++)
+        check_f8((uint32_t)t_rng_next(&rng));
+    for (uint32_t i = 0; i < 256; i++)
+        for (int e4m3 = 0; e4m3 < 2; e4m3++) {
+            const uint8_t bits = (uint8_t)i;
+            const uint32_t wide = e4m3 ? ops_f8e4m3_to_f32(bits) : ops_f8e5m2_to_f32(bits);
+            const double value = f8_value(e4m3, i);
+            if (isnan(value) ? !isnan(float_of(wide)) : !same(float_of(wide), value))
+                T_FAIL("%02x gives %08x", i, wide);
+            assert_int_equal(wide >> 31, i >> 7);
+            if (isnan(value))
+                continue;
+            assert_int_equal(e4m3 ? ops_f32_to_f8e4m3(wide) : ops_f32_to_f8e5m2(wide), bits);
+            /* the middle to the next, and what is just beside it */
+            const double next = isnan(f8_value(e4m3, i + 1)) || isinf(value) ? value : f8_value(e4m3, i + 1);
+            for (int around = -1; around <= 1 && isfinite(next); around++)
+                check_f8(bits_of((float)((value + next) / 2)) + (uint32_t)around);
+        }
+    static const double ends[] = {448,   463.9, 464,   464.1,    480, 1e30,    57344,
+                                  61439, 61440, 65536, HUGE_VAL, NAN, 0x1p-10, 0x1p-17};
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+        for (int sign = -1; sign <= 1; sign += 2)
+            check_f8(bits_of((float)(sign * ends[i])));
+    assert_int_equal(ops_f32_to_f8e4m3(0x7f800000), 0x7e);
+    assert_int_equal(ops_f32_to_f8e5m2(0x7f800000), 0x7c);
+}
+
+T_TEST(cast_from_f64)
+{
+    t_rng rng = t_rng_make(3);
+    const uint64_t count = T_SANITIZED ? 1 << 18 : 1 << 21;
+
+    for (uint64_t i = 0; i < count; i++) {
+        /* exponents of float, a bit beyond, and the rounding bits at their turning points */
+        uint64_t u = t_rng_next(&rng), exponent = 860 + t_rng_next(&rng) % 300;
+        if (i % 4 != 0)
+            u = (u & 0x800fffffe0000000ull) | exponent << 52 |
+                (i % 4 == 1   ? 0x10000000u
+                 : i % 4 == 2 ? 0x0fffffffu
+                              : 0x10000001u);
+        if (i % 16 == 4) /* a single bit more: halves of subnormals */
+            u = (u & 0x8000000000000000ull) | exponent << 52 | 1ull << (i / 16 % 52);
+        double x;
+        memcpy(&x, &u, sizeof(x));
+        const uint32_t got = ops_f64_to_f32(u);
+        if (isnan(x) ? !isnan(float_of(got)) || got >> 31 != u >> 63 : got != bits_of((float)x))
+            T_FAIL("%016llx (%a) gives %08x", (unsigned long long)u, x, got);
+    }
+}
+
 static side_op cast_op(side_type from, side_type to, const void *in, void *out, uint64_t n)
 {
     side_op op = SIDE_OP_INIT;
@@ -138,43 +240,64 @@ static side_op cast_op(side_type from, side_type to, const void *in, void *out, 
     return op;
 }
 
-/* The public call, all nine pairs: each element as by the single functions, nothing past the end. */
+/* Element i of an array of `type`, by the single functions. */
+static uint32_t widened(side_type type, const void *data, size_t i)
+{
+    switch (type) {
+    case SIDE_F64: return ops_f64_to_f32(((const uint64_t *)data)[i]);
+    case SIDE_F32: return ((const uint32_t *)data)[i];
+    case SIDE_F16: return ops_f16_to_f32(((const uint16_t *)data)[i]);
+    case SIDE_BF16: return ops_bf16_to_f32(((const uint16_t *)data)[i]);
+    case SIDE_F8E4M3: return ops_f8e4m3_to_f32(((const uint8_t *)data)[i]);
+    default: return ops_f8e5m2_to_f32(((const uint8_t *)data)[i]);
+    }
+}
+
+static uint32_t narrowed(side_type type, uint32_t bits)
+{
+    switch (type) {
+    case SIDE_F32: return bits;
+    case SIDE_F16: return ops_f32_to_f16(bits);
+    case SIDE_BF16: return ops_f32_to_bf16(bits);
+    case SIDE_F8E4M3: return ops_f32_to_f8e4m3(bits);
+    default: return ops_f32_to_f8e5m2(bits);
+    }
+}
+
+/* The public call, all pairs: each element as by the single functions, nothing past the end. */
 T_TEST(cast_pairs)
 {
-    enum { N = 65536 };
-    static uint16_t all[N], back[N + 1], expected[N];
-    static uint32_t wide[N + 1];
+    enum { N = 65536, TYPES = 6 };
+    static const side_type types[TYPES] = {SIDE_F64, SIDE_F32, SIDE_F16, SIDE_BF16, SIDE_F8E4M3, SIDE_F8E5M2};
+    static uint64_t in[N], out[N + 1];
 
-    for (uint32_t i = 0; i < N; i++)
-        all[i] = (uint16_t)i;
-    for (int a = 0; a < 3; a++)
-        for (int b = 0; b < 3; b++) {
-            const side_type from = (side_type)a, to = (side_type)b;
-            if (from == SIDE_F32) {
-                for (uint32_t i = 0; i < N; i++)
-                    wide[i] = i << 16 | (i * 7919 & 0xffff);
-            }
-            void *in = from == SIDE_F32 ? (void *)wide : (void *)all;
-            static uint32_t out_wide[N + 1];
-            void *out = to == SIDE_F32 ? (void *)out_wide : (void *)back;
-            out_wide[N] = 0xabadcafeu;
-            back[N] = 0xabad;
+    for (int a = 0; a < TYPES; a++)
+        for (int b = 0; b < TYPES; b++) {
+            const side_type from = types[a], to = types[b];
+            const size_t width = side_type_bytes(from), end = N * side_type_bytes(to);
             side_op op = cast_op(from, to, in, out, N);
-            T_OK(side_op_host(&op));
-            assert_int_equal(out_wide[N], 0xabadcafeu);
-            assert_int_equal(back[N], 0xabad);
-            for (uint32_t i = 0; i < N; i++) {
-                const uint32_t f = from == SIDE_F32   ? wide[i]
-                                   : from == SIDE_F16 ? ops_f16_to_f32(all[i])
-                                                      : ops_bf16_to_f32(all[i]);
-                if (from == to)
-                    continue;
-                expected[i] = to == SIDE_F16 ? ops_f32_to_f16(f) : ops_f32_to_bf16(f);
-                if (to == SIDE_F32 ? out_wide[i] != f : back[i] != expected[i])
-                    T_FAIL("%s -> %s of element %u", side_type_name(from), side_type_name(to), i);
+            for (uint64_t i = 0; i < N; i++) { /* all of 16 bits; f32 and f64 have them at their top */
+                const uint64_t value = width == 8   ? (i << 48 | i * 7919 << 20)
+                                       : width == 4 ? (i << 16 | (i * 7919 & 0xffff))
+                                                    : i;
+                memcpy((unsigned char *)in + i * width, &value, width);
             }
+            memset(out, 0x3c, sizeof(out));
+            if (to == SIDE_F64 && from != to) {
+                T_STATUS(side_op_host(&op), SIDE_INVALID);
+                continue;
+            }
+            T_OK(side_op_host(&op));
+            for (size_t i = end; i < sizeof(out); i++)
+                assert_int_equal(((unsigned char *)out)[i], 0x3c);
             if (from == to)
-                assert_memory_equal(out, in, N * side_type_bytes(from));
+                assert_memory_equal(out, in, end);
+            for (size_t i = 0; i < N && from != to; i++) {
+                uint32_t got = 0;
+                memcpy(&got, (unsigned char *)out + i * side_type_bytes(to), side_type_bytes(to));
+                if (got != narrowed(to, widened(from, in, i)))
+                    T_FAIL("%s -> %s of element %zu", side_type_name(from), side_type_name(to), i);
+            }
         }
 }
 
@@ -414,6 +537,8 @@ T_TEST(bytes_and_checks)
     expect(op, SIDE_INVALID);
     op = cast_op((side_type)9, SIDE_F32, NULL, NULL, 1);
     expect(op, SIDE_INVALID);
+    op = cast_op(SIDE_F32, SIDE_F64, NULL, NULL, 1);
+    expect(op, SIDE_INVALID);
     op = cast_op(SIDE_F32, SIDE_F16, NULL, NULL, 1ull << 62);
     expect(op, SIDE_TOO_LARGE);
     op = cast_op(SIDE_F32, SIDE_F16, NULL, NULL, 10);
@@ -453,5 +578,5 @@ T_TEST(names)
     assert_int_equal(side_type_bytes((side_type)77), 0);
 }
 
-T_MAIN(T_LONG(cast_from_f32, 60), T(cast_to_f32), T(cast_pairs), T_LONG(xxh3_lengths, 60), T(xxh3_misuse),
-       T(matmul_shapes), T(matmul_no_memory), T(affine_and_spin), T(bytes_and_checks), T(names))
+T_MAIN(T_LONG(cast_from_f32, 60), T(cast_to_f32), T(cast_f8), T(cast_from_f64), T(cast_pairs), T_LONG(xxh3_lengths, 60),
+       T(xxh3_misuse), T(matmul_shapes), T(matmul_no_memory), T(affine_and_spin), T(bytes_and_checks), T(names))

@@ -26,6 +26,7 @@ enum cuda_kernel {
     KERNEL_CAST_F16_BF16,
     KERNEL_CAST_BF16_F32,
     KERNEL_CAST_BF16_F16,
+    KERNEL_CAST_ANY, /* all other pairs */
     KERNEL_XXH3_BLOCKS,
     KERNEL_AFFINE,
     KERNEL_SPIN,

@@ -22,6 +22,7 @@ static const char *const names[KERNEL_COUNT] = {[KERNEL_CAST_F32_F16] = "side_ca
                                                 [KERNEL_CAST_F16_BF16] = "side_cast_f16_bf16",
                                                 [KERNEL_CAST_BF16_F32] = "side_cast_bf16_f32",
                                                 [KERNEL_CAST_BF16_F16] = "side_cast_bf16_f16",
+                                                [KERNEL_CAST_ANY] = "side_cast_any",
                                                 [KERNEL_XXH3_BLOCKS] = "side_xxh3_blocks",
                                                 [KERNEL_AFFINE] = "side_affine",
                                                 [KERNEL_SPIN] = "side_spin",
@@ -274,10 +275,12 @@ static side_status cast(dev_stream *stream, const side_op *op)
     };
     CUdeviceptr out = (CUdeviceptr)(uintptr_t)op->out, in = (CUdeviceptr)(uintptr_t)op->in[0];
     uint64_t n = op->dim[0];
-    void *arguments[] = {&out, &in, &n};
+    uint32_t from = op->type[0], to = op->type[1];
 
-    if (op->type[0] != op->type[1])
-        return launch(stream, kernels[op->type[0]][op->type[1]], (n + 3) / 4, arguments);
+    if (from != to && from < 3 && to < 3)
+        return launch(stream, kernels[from][to], (n + 3) / 4, (void *[]){&out, &in, &n});
+    if (from != to)
+        return launch(stream, KERNEL_CAST_ANY, n, (void *[]){&out, &in, &n, &from, &to});
     return cuda_status(stream->context,
                        stream->context->cu->cuMemcpyDtoDAsync(out, in, n * side_type_bytes(op->type[0]), stream->handle),
                        "cuMemcpyDtoDAsync", "stream %p", (void *)stream->handle);

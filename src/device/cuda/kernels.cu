@@ -4,30 +4,58 @@
  * matter, because the results are those of the host twins (src/base/ops.c) bit for bit. Pointers are 16-byte aligned. Grids are of any size:
  * each kernel strides over its work.
  */
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-/* ---- casts: nearest even; NaN keeps sign and top of payload, and gets quiet */
+/* ---- casts: nearest even; NaN keeps sign and top of payload, and gets quiet; in the two f8 it is 0x7f and the sign. Every way to f32 but that from f64 is
+ * exact, so there is one rounding. src/base/ops_cast.h has the same */
+
+/* A format that keeps `kept` bits after the point and whose least exponent is that of float's biased `least`. Rounds what is below the largest value.
+ * a: without its sign. */
+__device__ __forceinline__ static u32 cast_round(u32 a, u32 kept, u32 least)
+{
+    const u32 drop = 23u - kept;
+    /* from the least exponent up: rounding carries into the exponent, also into that of infinity */
+    const u32 normal = (a - ((least - 1u) << 23) + (1u << (drop - 1u)) - 1u + (a >> drop & 1u)) >> drop;
+    /* below more bits go; with 25 nothing is left */
+    const u32 less = drop + least - (a >> 23), shift = less > 25u ? 25u : less < drop + 1u ? drop + 1u : less;
+    const u32 m = (a & 0x7fffffu) | 0x800000u, low = (m + (1u << (shift - 1)) - 1u + (m >> shift & 1u)) >> shift;
+
+    return a < least << 23 ? low : normal;
+}
 
 __device__ static u16 f32_to_f16(u32 u)
 {
-    const u32 sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
-    /* from 2^-14 up: rounding carries into the exponent, also into that of infinity */
-    const u32 normal = (a - 0x38000000u + 0xfffu + (a >> 13 & 1u)) >> 13;
-    /* below: 14 to 24 bits go; with 25 nothing is left */
-    const u32 less = 126u - (a >> 23), shift = less > 25u ? 25u : less < 14u ? 14u : less;
-    const u32 m = (a & 0x7fffffu) | 0x800000u, low = (m + (1u << (shift - 1)) - 1u + (m >> shift & 1u)) >> shift;
-    const u32 finite = a < 0x38800000u ? low : normal;
-    const u32 nan = 0x7e00u | (a >> 13 & 0x3ffu);
+    const u32 sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu, nan = 0x7e00u | (a >> 13 & 0x3ffu);
 
-    return (u16)(sign | (a > 0x7f800000u ? nan : a >= 0x47800000u ? 0x7c00u : finite));
+    return (u16)(sign | (a > 0x7f800000u ? nan : a >= 0x47800000u ? 0x7c00u : cast_round(a, 10, 113)));
 }
 
 __device__ static u16 f32_to_bf16(u32 u)
 {
     const u32 rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
     return (u16)((u & 0x7fffffffu) > 0x7f800000u ? u >> 16 | 0x40u : rounded);
+}
+
+__device__ static u8 f32_to_f8e4m3(u32 u)
+{
+    const u32 sign = u >> 24 & 0x80u, a = u & 0x7fffffffu;
+
+    return (u8)(sign | (a > 0x7f800000u ? 0x7fu : a >= 0x43e00000u ? 0x7eu : cast_round(a, 3, 121)));
+}
+
+__device__ static u8 f32_to_f8e5m2(u32 u)
+{
+    const u32 sign = u >> 24 & 0x80u, a = u & 0x7fffffffu;
+
+    return (u8)(sign | (a > 0x7f800000u ? 0x7fu : a >= 0x47800000u ? 0x7cu : cast_round(a, 2, 113)));
+}
+
+__device__ static u32 f32_to_f32(u32 u)
+{
+    return u;
 }
 
 __device__ static u32 f16_to_f32(u16 h)
@@ -50,14 +78,37 @@ __device__ static u32 bf16_to_f32(u16 h)
     return (h & 0x7fffu) > 0x7f80u ? u | 0x400000u : u;
 }
 
-__device__ static u16 f16_to_bf16(u16 h)
+__device__ static u32 f8e4m3_to_f32(u8 h)
 {
-    return f32_to_bf16(f16_to_f32(h)); /* the first is exact: one rounding */
+    const u32 sign = (u32)(h & 0x80u) << 24, a = h & 0x7fu;
+
+    if (a == 0x7fu)
+        return sign | 0x7ff00000u;
+    if (a >= 8u)
+        return sign | ((a << 20) + 0x3c000000u);
+    if (a == 0)
+        return sign;
+    const u32 up = (u32)__clz((int)a) - 28u;
+    return sign | (121u - up) << 23 | (a << (up + 20) & 0x7fffffu);
 }
 
-__device__ static u16 bf16_to_f16(u16 h)
+__device__ static u32 f8e5m2_to_f32(u8 h)
 {
-    return f32_to_f16(bf16_to_f32(h));
+    return f16_to_f32((u16)((u32)h << 8));
+}
+
+/* Rounds; what follows rounds again, as PyTorch does. */
+__device__ static u32 f64_to_f32(u64 u)
+{
+    const u32 sign = (u32)(u >> 32) & 0x80000000u;
+    const u64 a = u & 0x7fffffffffffffffull;
+    const u64 normal = (a - 0x3800000000000000ull + 0xfffffffull + (a >> 29 & 1u)) >> 29;
+    const u64 less = 926u - (a >> 52), shift = less > 54u ? 54u : less < 30u ? 30u : less;
+    const u64 m = (a & 0xfffffffffffffull) | 0x10000000000000ull;
+    const u64 low = (m + (1ull << (shift - 1)) - 1u + (m >> shift & 1u)) >> shift;
+    const u32 finite = (u32)(a < 0x3810000000000000ull ? low : normal), nan = 0x7fc00000u | (u32)(a >> 29 & 0x3fffffu);
+
+    return sign | (a > 0x7ff0000000000000ull ? nan : a >= 0x47f0000000000000ull ? 0x7f800000u : finite);
 }
 
 /* Four elements: 16 or 8 bytes, one access a side. */
@@ -65,7 +116,8 @@ template <class T> struct alignas(4 * sizeof(T)) four {
     T x[4];
 };
 
-template <class To, class From, To (*cast)(From)> __device__ static void cast_all(To *out, const From *in, u64 n)
+template <class To, class From, u32 (*widen)(From), To (*narrow)(u32)>
+__device__ static void cast_all(To *out, const From *in, u64 n)
 {
     typedef four<From> from4;
     typedef four<To> to4;
@@ -82,7 +134,7 @@ template <class To, class From, To (*cast)(From)> __device__ static void cast_al
             to4 b;
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                b.x[j] = cast(a[k].x[j]);
+                b.x[j] = narrow(widen(a[k].x[j]));
             ((to4 *)out)[i + k * step] = b;
         }
     }
@@ -91,24 +143,57 @@ template <class To, class From, To (*cast)(From)> __device__ static void cast_al
         to4 b;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            b.x[j] = cast(a.x[j]);
+            b.x[j] = narrow(widen(a.x[j]));
         ((to4 *)out)[i] = b;
     }
     if (first < n % 4)
-        out[4 * quads + first] = cast(in[4 * quads + first]);
+        out[4 * quads + first] = narrow(widen(in[4 * quads + first]));
 }
 
-#define CAST_KERNEL(name, To, From, cast)                                                  \
-    extern "C" __global__ void __launch_bounds__(256) name(To *out, const From *in, u64 n) \
-    {                                                                                      \
-        cast_all<To, From, cast>(out, in, n);                                              \
+#define CAST_KERNEL(from, From, to, To)                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) side_cast_##from##_##to(To *out, const From *in, u64 n) \
+    {                                                                                                         \
+        cast_all<To, From, from##_to_f32, f32_to_##to>(out, in, n);                                           \
     }
-CAST_KERNEL(side_cast_f32_f16, u16, u32, f32_to_f16)
-CAST_KERNEL(side_cast_f32_bf16, u16, u32, f32_to_bf16)
-CAST_KERNEL(side_cast_f16_f32, u32, u16, f16_to_f32)
-CAST_KERNEL(side_cast_f16_bf16, u16, u16, f16_to_bf16)
-CAST_KERNEL(side_cast_bf16_f32, u32, u16, bf16_to_f32)
-CAST_KERNEL(side_cast_bf16_f16, u16, u16, bf16_to_f16)
+CAST_KERNEL(f32, u32, f16, u16)
+CAST_KERNEL(f32, u32, bf16, u16)
+CAST_KERNEL(f16, u16, f32, u32)
+CAST_KERNEL(f16, u16, bf16, u16)
+CAST_KERNEL(bf16, u16, f32, u32)
+CAST_KERNEL(bf16, u16, f16, u16)
+
+/* All the others, in one kernel, an element a thread: many times as fast as what comes over the link. The types are those of side_type. */
+
+__device__ static u32 widen(const void *in, u64 i, u32 from)
+{
+    switch (from) {
+    case 0: return ((const u32 *)in)[i];
+    case 1: return f16_to_f32(((const u16 *)in)[i]);
+    case 2: return bf16_to_f32(((const u16 *)in)[i]);
+    case 4: return f64_to_f32(((const u64 *)in)[i]);
+    case 5: return f8e4m3_to_f32(((const u8 *)in)[i]);
+    default: return f8e5m2_to_f32(((const u8 *)in)[i]);
+    }
+}
+
+__device__ static void narrow(void *out, u64 i, u32 to, u32 u)
+{
+    switch (to) {
+    case 0: ((u32 *)out)[i] = u; break;
+    case 1: ((u16 *)out)[i] = f32_to_f16(u); break;
+    case 2: ((u16 *)out)[i] = f32_to_bf16(u); break;
+    case 5: ((u8 *)out)[i] = f32_to_f8e4m3(u); break;
+    default: ((u8 *)out)[i] = f32_to_f8e5m2(u); break;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) side_cast_any(void *out, const void *in, u64 n, u32 from, u32 to)
+{
+    const u64 step = (u64)gridDim.x * blockDim.x;
+
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        narrow(out, i, to, widen(in, i, from));
+}
 
 /* ---- XXH3 block sums: see src/base/xxh3.c, also for whose algorithm and secret this is (xxHash, BSD 2-Clause)
  *
