@@ -244,15 +244,17 @@ static side_status time_pageable(struct bench_arena *a, bool in, double *seconds
     return status != SIDE_OK ? status : synced;
 }
 
-/* The rate of both while both ran. They begin together, but one may end first: what the other moves then, alone, does not count. */
-static double both_rate(const struct bench_arena *a, const struct bench_lane lanes[2], const struct bench_copied *alone)
+/* The rates of both while both ran. They begin together, but one may end first: what the other moves then, alone, does not count. */
+static void both_rates(const struct bench_arena *a, const struct bench_lane lanes[2], const struct bench_copied *alone,
+                       struct bench_copied *copied)
 {
     const double begin = lanes[0].begin_s > lanes[1].begin_s ? lanes[0].begin_s : lanes[1].begin_s;
     const bool first_in = lanes[0].end_s < lanes[1].end_s;
     const double ended = lanes[!first_in].end_s, rest = lanes[first_in].end_s - ended;
-    const double rate = (double)a->copy_bytes / (first_in ? alone->d2h_s : alone->h2d_s);
+    const double rate = (double)a->copy_bytes / (first_in ? alone->d2h_s : alone->h2d_s), all = (double)window(a);
 
-    return (2 * (double)window(a) - rest * rate) / (ended - begin) / 1e9;
+    copied->both_gbps = (2 * all - rest * rate) / (ended - begin) / 1e9;
+    copied->both_h2d_gbps = (first_in ? all : all - rest * rate) / (ended - begin) / 1e9;
 }
 
 static side_status time_copies(struct bench_arena *a, enum bench_way way, const struct bench_copied *alone,
@@ -272,7 +274,7 @@ static side_status time_copies(struct bench_arena *a, enum bench_way way, const 
     copied->h2d_s = (lanes[0].end_s - lanes[0].begin_s) / n;
     copied->d2h_s = (lanes[1].end_s - lanes[1].begin_s) / n;
     if (way == BENCH_BOTH)
-        copied->both_gbps = both_rate(a, lanes, alone);
+        both_rates(a, lanes, alone, copied);
     return SIDE_OK;
 }
 

@@ -31,7 +31,7 @@ struct bench_arena {
 /* Times of one sample: of one copy, of as many as ran one after the other. */
 struct bench_copied {
     double h2d_s, d2h_s;
-    double both_gbps; /* both directions together, while both ran */
+    double both_gbps, both_h2d_gbps; /* both directions together, while both ran; of it H2D's */
 };
 
 side_status bench_arena_make(struct bench *bench, size_t bytes, struct bench_arena *arena);

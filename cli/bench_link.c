@@ -22,9 +22,9 @@ static const double look_s = 0.05,
 
 struct row {
     size_t bytes, copies, pageable_copies;
-    struct bench_samples h2d, d2h;                   /* seconds a copy */
-    struct bench_samples both, both_h2d, both_d2h;   /* GB/s in total; seconds a copy */
-    struct bench_samples pageable_h2d, pageable_d2h; /* seconds a copy */
+    struct bench_samples h2d, d2h;                          /* seconds a copy */
+    struct bench_samples both, both_in, both_h2d, both_d2h; /* GB/s in total, H2D; seconds a copy */
+    struct bench_samples pageable_h2d, pageable_d2h;        /* seconds a copy */
 };
 
 struct latency {
@@ -37,7 +37,7 @@ struct link {
     struct row rows[SIZES];
     size_t row_count;
     side_rate h2d, d2h, pageable_h2d, pageable_d2h;
-    double both_gbps;
+    double both_gbps, both_h2d_gbps;
     struct latency latency[LATENCIES];
     size_t large_bytes; /* of the copy that a small one comes behind */
     side_event *started, *done;
@@ -112,6 +112,7 @@ static void keep(struct row *row, enum bench_way way, const struct bench_copied 
     case BENCH_D2H: bench_add(&row->d2h, copied->d2h_s); break;
     case BENCH_BOTH:
         bench_add(&row->both, copied->both_gbps);
+        bench_add(&row->both_in, copied->both_h2d_gbps);
         bench_add(&row->both_h2d, copied->h2d_s);
         bench_add(&row->both_d2h, copied->d2h_s);
         break;
@@ -133,7 +134,7 @@ static side_status measure_way(struct link *l, enum bench_way way)
             if (sample >= samples_of(l, row))
                 continue;
             if (way == BENCH_BOTH)
-                alone = (struct bench_copied){bench_median(&row->h2d), bench_median(&row->d2h), 0};
+                alone = (struct bench_copied){bench_median(&row->h2d), bench_median(&row->d2h), 0, 0};
             status = bench_arena_sample(&l->arena, way, row->bytes,
                                         way < BENCH_PAGEABLE_H2D ? row->copies : row->pageable_copies, &alone, &copied);
             if (status == SIDE_OK)
@@ -276,22 +277,25 @@ static bool fit(const struct link *l, size_t member, side_rate *rate)
     return bench_fit(bytes, seconds, l->row_count, rate);
 }
 
-/* What of both directions' rates alone is left together: of the larger half of the sizes, where the link is what limits. */
-static double both_share(const struct link *l)
+/* What of both directions' rates alone is left together, and H2D's part of that: of the larger half of the sizes, where the link is what limits. */
+static double both_share(const struct link *l, double *in_part)
 {
-    struct bench_samples shares = {.count = 0};
+    struct bench_samples shares = {.count = 0}, parts = {.count = 0};
 
     for (size_t i = l->row_count / 2; i < l->row_count; i++) {
         const struct row *row = &l->rows[i];
 
         bench_add(&shares, bench_median(&row->both) / (gbps(row, &row->h2d) + gbps(row, &row->d2h)));
+        bench_add(&parts, bench_median(&row->both_in) / bench_median(&row->both));
     }
+    *in_part = bench_median(&parts);
     return bench_median(&shares);
 }
 
 static int conclude(struct link *l)
 {
     side_machine *m = &l->bench->machine;
+    double in_part;
 
     if (!fit(l, offsetof(struct row, h2d), &l->h2d) || !fit(l, offsetof(struct row, d2h), &l->d2h) ||
         !fit(l, offsetof(struct row, pageable_h2d), &l->pageable_h2d) ||
@@ -299,12 +303,14 @@ static int conclude(struct link *l)
         bench_error(l->bench, EXIT_MEASURING, "measuring error: larger copies do not take longer; run it again");
         return EXIT_DONE;
     }
-    l->both_gbps = both_share(l) * (l->h2d.gbps + l->d2h.gbps);
+    l->both_gbps = both_share(l, &in_part) * (l->h2d.gbps + l->d2h.gbps);
+    l->both_h2d_gbps = in_part * l->both_gbps;
     m->h2d = l->h2d;
     m->d2h = l->d2h;
     m->pageable_h2d = l->pageable_h2d;
     m->pageable_d2h = l->pageable_d2h;
     m->both_gbps = l->both_gbps;
+    m->both_h2d_gbps = l->both_h2d_gbps;
     return EXIT_DONE;
 }
 
@@ -422,24 +428,26 @@ static json_t *to_json(const struct link *l)
         json_object_set_new(latency, names[i],
                             json_pack("{s:o, s:o}", "device_s", bench_samples_json(&l->latency[i].device), "host_s",
                                       bench_samples_json(&l->latency[i].host)));
-    return json_pack("{s:o, s:{s:o, s:o, s:o, s:o, s:o}, s:o, s:{s:s, s:i, s:i, s:b}, s:I, s:I}", "rows", rows, "fit",
-                     "h2d", rate_json(&l->h2d), "d2h", rate_json(&l->d2h), "pageable_h2d", rate_json(&l->pageable_h2d),
-                     "pageable_d2h", rate_json(&l->pageable_d2h), "both_gbps", json_number(l->both_gbps), "latency",
-                     latency, "link_in_use", "kind", l->in_use.kind, "generation", l->in_use.generation, "width",
+    return json_pack("{s:o, s:{s:o, s:o, s:o, s:o, s:o, s:o}, s:o, s:{s:s, s:i, s:i, s:b}, s:I, s:I}", "rows", rows,
+                     "fit", "h2d", rate_json(&l->h2d), "d2h", rate_json(&l->d2h), "pageable_h2d",
+                     rate_json(&l->pageable_h2d), "pageable_d2h", rate_json(&l->pageable_d2h), "both_gbps",
+                     json_number(l->both_gbps), "both_h2d_gbps", json_number(l->both_h2d_gbps), "latency", latency,
+                     "link_in_use", "kind", l->in_use.kind, "generation", l->in_use.generation, "width",
                      l->in_use.width, "slower_than_possible", link_is_less(&l->in_use), "arena_bytes",
                      (json_int_t)l->arena.bytes, "cache_bytes", (json_int_t)l->bench->cache_bytes);
 }
 
 static void report(struct link *l)
 {
-    char text[16];
+    char text[16], in[16];
 
     print_rows(l);
     print_fit(l, "H2D", &l->h2d);
     print_fit(l, "D2H", &l->d2h);
     print_fit(l, "pageable H2D", &l->pageable_h2d);
     print_fit(l, "pageable D2H", &l->pageable_d2h);
-    bench_print(l->bench, "%-12s %s GB/s together\n", "H2D and D2H", bench_gbps_text(l->both_gbps, text));
+    bench_print(l->bench, "%-12s %s GB/s together, %s of it H2D\n", "H2D and D2H", bench_gbps_text(l->both_gbps, text),
+                bench_gbps_text(l->both_h2d_gbps, in));
     print_latency(l);
     print_link(l);
     bench_json(l->bench, "link", to_json(l));

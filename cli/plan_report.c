@@ -189,9 +189,10 @@ static json_t *machine_json(const struct planning *p)
     static const char *const from[] = {"estimated", "measured", "simulated"};
     const side_machine *m = &p->machine;
 
-    return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:o}", "name", m->gpu, "uuid", m->uuid, "figures", from[m->from],
-                     "taken", m->taken, "h2d_gbps", json_number(m->h2d.gbps), "d2h_gbps", json_number(m->d2h.gbps),
-                     "both_gbps", json_number(m->both_gbps));
+    return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "name", m->gpu, "uuid", m->uuid, "figures",
+                     from[m->from], "taken", m->taken, "h2d_gbps", json_number(m->h2d.gbps), "d2h_gbps",
+                     json_number(m->d2h.gbps), "both_gbps", json_number(m->both_gbps), "both_h2d_gbps",
+                     json_number(m->both_h2d_gbps));
 }
 
 static json_t *work_json(const side_plan_work *w, size_t budget)

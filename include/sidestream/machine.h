@@ -51,6 +51,7 @@ typedef struct side_machine {
     int copy_engines;                     /* 1: H2D and D2H take turns */
     side_rate h2d, d2h;                   /* pinned, one direction at a time */
     double both_gbps;                     /* pinned, both directions together, in total */
+    double both_h2d_gbps;                 /* of it H2D's, which is not half where D2H goes first; 0: not known */
     side_rate pageable_h2d, pageable_d2h; /* a plain copy of pageable memory */
     double stage_gbps;                    /* pageable memory to the device by staging threads, default number */
     double pin_s_per_gib;                 /* to get pinned memory from the pool */

@@ -42,7 +42,7 @@ struct machine_field {
     double least, most;   /* RATE: of gbps */
 };
 
-#define MACHINE_FIELDS 17
+#define MACHINE_FIELDS 18
 extern const struct machine_field
     machine_fields[MACHINE_FIELDS]; /* all there is but the version, paths and check; in the order of the text */
 

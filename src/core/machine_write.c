@@ -43,6 +43,7 @@ const struct machine_field machine_fields[MACHINE_FIELDS] = {
     RATE(h2d, MACHINE_GBPS_LEAST),
     RATE(d2h, MACHINE_GBPS_LEAST),
     REAL(both_gbps, 0, 2 * MACHINE_GBPS_MOST),
+    REAL(both_h2d_gbps, 0, MACHINE_GBPS_MOST),
     RATE(pageable_h2d, 0),
     RATE(pageable_d2h, 0),
     REAL(stage_gbps, 0, MACHINE_GBPS_MOST),

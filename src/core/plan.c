@@ -57,6 +57,7 @@ static side_status check_machine(const side_machine *m, const side_plan_work *w)
         {"machine.d2h.gbps", m->d2h.gbps, TINY_GBPS, MOST_GBPS, w->result_bytes == 0},
         {"machine.d2h.latency_s", m->d2h.latency_s, 0, MOST_S, false},
         {"machine.both_gbps", m->both_gbps, TINY_GBPS, 2 * MOST_GBPS, true},
+        {"machine.both_h2d_gbps", m->both_h2d_gbps, TINY_GBPS, MOST_GBPS, true},
         {"machine.pageable_h2d.gbps", m->pageable_h2d.gbps, TINY_GBPS, MOST_GBPS, true},
         {"machine.pageable_h2d.latency_s", m->pageable_h2d.latency_s, 0, MOST_S, false},
         {"machine.pageable_d2h.gbps", m->pageable_d2h.gbps, TINY_GBPS, MOST_GBPS, true},

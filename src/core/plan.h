@@ -32,7 +32,8 @@ struct plan_way {
 struct plan_lanes {
     double source_s, compute_s;
     struct plan_way in, out;
-    double share; /* rate of each direction while both move bytes, over its rate alone: more than 0, up to 1 */
+    double share_in,
+        share_out; /* rate of each direction while both move bytes, over its rate alone: more than 0, up to 1 */
     bool one_engine;
     double queue_copy_s, queue_compute_s; /* of the host */
     double handover_s, start_s;

@@ -13,6 +13,11 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
+static double smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
 static struct plan_way way(side_rate rate, size_t bytes)
 {
     struct plan_way w = {.pieces = 1};
@@ -45,10 +50,25 @@ static void stage(struct plan_way *w, size_t bytes, size_t chunk_bytes, uint32_t
     w->stage_s = piece_s * (double)pieces / w->pieces * w->threads / threads;
 }
 
+static double at_most_1(double share)
+{
+    return share < 1 ? share : 1;
+}
+
+static void set_shares(struct plan_lanes *l, const side_machine *m)
+{
+    const double both = m->both_gbps, in = m->both_h2d_gbps;
+
+    l->share_in = l->share_out = both > 0 ? at_most_1(both / (m->h2d.gbps + m->d2h.gbps)) : 1;
+    if (both > 0 && in > 0 && in < both && m->d2h.gbps > 0) {
+        l->share_in = at_most_1(in / m->h2d.gbps);
+        l->share_out = at_most_1((both - in) / m->d2h.gbps);
+    }
+}
+
 void plan_lanes_make(struct plan_lanes *lanes, const side_machine *machine, const side_plan_work *work, uint32_t depth,
                      size_t chunk_bytes, uint32_t threads)
 {
-    double both = machine->both_gbps, apart = machine->h2d.gbps + machine->d2h.gbps;
     struct plan_lanes l = {
         .source_s = work->source_s,
         .compute_s = work->compute_s,
@@ -63,7 +83,7 @@ void plan_lanes_make(struct plan_lanes *lanes, const side_machine *machine, cons
         .window = pipeline_window(depth),
     };
 
-    l.share = both > 0 && both < apart ? both / apart : 1;
+    set_shares(&l, machine);
     if (work->pageable) {
         stage(&l.in, work->item_bytes, chunk_bytes, threads, threads, machine->stage_gbps);
         stage(&l.out, work->result_bytes, chunk_bytes, pipeline_drain_threads(threads), threads, machine->stage_gbps);
@@ -125,8 +145,10 @@ static double weight(const struct plan_lanes *lanes, uint64_t items, double time
 /* Of one item, of the lane that takes longest: what endless items would take each if nothing but bytes and computing took time. */
 static double busiest_s(const struct plan_lanes *l)
 {
-    double in = l->in.bytes_s, out = l->out.bytes_s, short_s = in < out ? in : out;
-    double link = l->one_engine ? in + out : larger(in, out) + short_s * (1 / l->share - 1);
+    double in = l->in.bytes_s, out = l->out.bytes_s;
+    double together = smaller(in / l->share_in, out / l->share_out); /* then the longer one has the link to itself */
+    double rest = larger(in - together * l->share_in, out - together * l->share_out);
+    double link = l->one_engine ? in + out : together + rest;
     double stage_in = l->in.threads > 0 ? l->in.stage_s * l->in.pieces / l->in.threads : 0;
     double stage_out = l->out.threads > 0 ? l->out.stage_s * l->out.pieces / l->out.threads : 0;
     double queue = l->queue_copy_s + l->queue_compute_s + (out > 0 ? l->queue_copy_s : 0);

@@ -15,7 +15,7 @@
  *
  * All lanes but the two copy lanes are known as soon as what they wait for is: their ends are computed ahead (the step functions), into rings of the last RING
  * ends. The copy lanes share the link, so that their ends depend on each other: they run event by event. A copy is first `latency`, in which no bytes
- * move, and then bytes, at `share` of the rate while the other direction moves bytes too.
+ * move, and then bytes, at its share of the rate while the other direction moves bytes too.
  */
 #include "plan.h"
 
@@ -329,11 +329,14 @@ static bool end_copy(struct run *r, struct mover *m, const struct plan_way *w, s
 /* The next event of the link; false: there is none. */
 static bool step(struct run *r)
 {
-    double next = begin_copies(r), rate, a, b, dt;
+    double next = begin_copies(r), rate_in = 1, rate_out = 1, a, b, dt;
 
-    rate = moves(&r->move_in) && moves(&r->move_out) ? r->l->share : 1.0;
-    a = phase_s(&r->move_in, rate);
-    b = phase_s(&r->move_out, rate);
+    if (moves(&r->move_in) && moves(&r->move_out)) {
+        rate_in = r->l->share_in;
+        rate_out = r->l->share_out;
+    }
+    a = phase_s(&r->move_in, rate_in);
+    b = phase_s(&r->move_out, rate_out);
     dt = a < b ? a : b;
     if (next - r->now < dt) {
         dt = next - r->now;
@@ -341,8 +344,8 @@ static bool step(struct run *r)
     }
     if (dt == INFINITY)
         return false;
-    pass_time(&r->move_in, rate, dt, a <= dt);
-    pass_time(&r->move_out, rate, dt, b <= dt);
+    pass_time(&r->move_in, rate_in, dt, a <= dt);
+    pass_time(&r->move_out, rate_out, dt, b <= dt);
     r->now = a < INFINITY || b < INFINITY ? r->now + dt : next;
     end_copy(r, &r->move_in, &r->l->in, &r->in, &r->arrive);
     if (end_copy(r, &r->move_out, &r->l->out, &r->out, &r->result) && r->l->out.threads == 0)

@@ -18,7 +18,7 @@ for name, gbps in ("h2d", h2d), ("d2h", d2h), ("pageable_h2d", min(h2d, pageable
         assert near(s["median"], exact, 0.001) and s["least"] <= s["median"] <= s["most"], (name, r["bytes"], s, exact)
         assert len(s["samples"]) == d["samples"]
         assert near(r[name + "_gbps"], r["bytes"] / s["median"] / 1e9, 1e-6)
-assert near(l["fit"]["both_gbps"], both), l["fit"]
+assert near(l["fit"]["both_gbps"], both) and near(l["fit"]["both_h2d_gbps"], both * h2d / (h2d + d2h), 0.1), l["fit"]
 large, small = l["latency"]["behind_bytes"], l["latency"]["bytes"]
 for name, gbps in ("h2d", h2d), ("d2h", d2h):
     alone = latency + small / (gbps * 1e9)

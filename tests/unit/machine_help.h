@@ -63,6 +63,7 @@ static inline side_machine example(void)
     m.h2d = (side_rate){2.9e-6, 55.31234567890123};
     m.d2h = (side_rate){1.0 / 3, 55.4};
     m.both_gbps = 101;
+    m.both_h2d_gbps = 49.5;
     m.pageable_h2d = (side_rate){3e-6, 0};
     m.pageable_d2h = (side_rate){0, 12.5};
     m.stage_gbps = 50.1;
@@ -87,7 +88,7 @@ static inline bool same(const side_machine *a, const side_machine *b)
     bool is = a->size == b->size && a->from == b->from && strcmp(a->machine, b->machine) == 0 &&
               strcmp(a->gpu, b->gpu) == 0 && strcmp(a->uuid, b->uuid) == 0 && a->driver_version == b->driver_version &&
               strcmp(a->taken, b->taken) == 0 && a->copy_engines == b->copy_engines && same_rate(a->h2d, b->h2d) &&
-              same_rate(a->d2h, b->d2h) && a->both_gbps == b->both_gbps &&
+              same_rate(a->d2h, b->d2h) && a->both_gbps == b->both_gbps && a->both_h2d_gbps == b->both_h2d_gbps &&
               same_rate(a->pageable_h2d, b->pageable_h2d) && same_rate(a->pageable_d2h, b->pageable_d2h) &&
               a->stage_gbps == b->stage_gbps && a->pin_s_per_gib == b->pin_s_per_gib && a->queue_s == b->queue_s &&
               a->handover_s == b->handover_s && a->start_s == b->start_s && a->path_count == b->path_count;

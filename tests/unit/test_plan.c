@@ -78,6 +78,19 @@ T_TEST(both_directions_share_the_link)
     plan = made(&m, &w);
     NEAR(plan.overlapped_s, 10000 * 1.01e-3, 1e-3);
     assert_int_equal(plan.bound, SIDE_BOUND_H2D);
+    m.both_gbps = 1.5; /* D2H goes first and keeps its rate: H2D moves half as fast beside it, and fast for the rest */
+    m.both_h2d_gbps = 0.5;
+    w.result_bytes = 500000;
+    plan = made(&m, &w);
+    NEAR(plan.overlapped_s, 10000 * 1.25e-3, 1e-3);
+    assert_int_equal(plan.bound, SIDE_BOUND_H2D);
+    w.item_bytes = 250000; /* and the other way round: nothing for D2H to wait for */
+    w.result_bytes = 1000000;
+    plan = made(&m, &w);
+    NEAR(plan.overlapped_s, 10000 * 1e-3, 2e-3);
+    assert_int_equal(plan.bound, SIDE_BOUND_D2H);
+    w = work_of(10000, 1000000, 100000, 0.5e-3);
+    m.both_h2d_gbps = 0;
     m.both_gbps = 0; /* not known: as if each were alone */
     plan = made(&m, &w);
     NEAR(plan.overlapped_s, 10000 * 1e-3, 1e-3);

@@ -42,7 +42,7 @@ static const struct {
     PIN(side_feeder_stats, 160),
     PIN(side_rate, 16),
     PIN(side_path_rate, 32),
-    PIN(side_machine, 8576),
+    PIN(side_machine, 8584),
     PIN(struct side_device_ops, 288),
 };
 
