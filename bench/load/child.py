@@ -1,0 +1,94 @@
+"""One process of the load benchmarks: imports, brings the device up, loads once, verifies, loads again, verifies. For compare.py, which times it.
+
+    child.py METHOD FOLDER DEVICE
+
+Prints one JSON object a line: {"event": ..., "at": seconds of CLOCK_MONOTONIC, ...}. Events: imported, context, loading, loaded, verified (twice
+these three), done; or failed, with the reason.
+"""
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import sys
+import time
+
+
+def say(event: str, **more: object) -> None:
+    print(json.dumps({"event": event, "at": time.monotonic()} | more), flush=True)
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "numpy", "sidestream", "safetensors", "fastsafetensors", "runai-model-streamer", "instanttensor"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def context_up(device: str) -> int:
+    """The device's memory in use once its context is up."""
+    import torch
+    if not device.startswith("cuda"):
+        return 0
+    torch.empty(1, device=device)
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def wait(device: str) -> None:
+    import torch
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def own_report(name: str) -> dict[str, object]:
+    """What our loader says of its last load."""
+    if not name.startswith("sidestream"):
+        return {}
+    from sidestream.torch import last_load
+    report = last_load()
+    return {"report": report} if report is not None else {}
+
+
+def main() -> None:
+    name, folder, device = sys.argv[1:4]
+    sys.path.insert(0, str(pathlib.Path(__file__).parent))
+    import torch
+
+    import data
+    import methods
+    package = methods.PACKAGES.get(name.split()[0])
+    if package is not None:
+        importlib.import_module(package)
+    say("imported")
+    say("context", device_used=context_up(device))
+    where = device if device.startswith("cuda") else "cpu"
+    verify = data.verifier(pathlib.Path(folder), where)
+    for _ in range(2):
+        say("loading")
+        tensors = methods.METHODS[name](folder, device)
+        wait(device)
+        say("loaded", bytes=sum(tensor.nbytes for tensor in tensors.values()), **own_report(name))
+        wrong = verify(tensors)
+        say("verified", wrong=wrong)
+        del tensors
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()
+        if wrong:
+            break
+    say("done", versions=versions())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        say("failed", reason=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300])
+        sys.stdout.flush()
+        os._exit(1)
