@@ -33,7 +33,7 @@ static const struct dtype dtypes[] = {
 
 enum { DTYPES = sizeof(dtypes) / sizeof(dtypes[0]) };
 
-const struct dtype *dtype_of(dl_type type)
+const struct dtype *dtype_of_dl(dl_type type)
 {
     for (size_t i = 0; i < DTYPES; i++) {
         if (memcmp(&dtypes[i].type, &type, sizeof(type)) == 0)
@@ -77,7 +77,7 @@ const struct dtype *native_dtype(PyObject *object)
     if (text != NULL) {
         text = strncmp(text, "torch.", 6) == 0 ? text + 6 : text;
         for (size_t i = 0; i < DTYPES && found == NULL; i++)
-            found = strcmp(dtypes[i].name, text) == 0 ? dtype_of(dtypes[i].type) : NULL;
+            found = strcmp(dtypes[i].name, text) == 0 ? dtype_of_dl(dtypes[i].type) : NULL;
         if (found == NULL)
             PyErr_Format(PyExc_ValueError,
                          "dtype %R is not one of bool, uint8..uint64, int8..int64, float16, bfloat16, float32, "

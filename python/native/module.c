@@ -2,6 +2,7 @@
  *
  * The extension module sidestream._native: CPython's limited API (3.11) over the public C API. One interpreter a process: types and lists are
  * the process's. */
+#include "load.h"
 #include "native.h"
 #include "pipeline.h"
 
@@ -17,9 +18,9 @@ static PyMethodDef native_methods[] = {
 };
 
 /* What each area adds, in an order that its types need. */
-static int (*const areas[])(PyObject *module) = {errors_add, device_add,   stream_add, event_add, buffer_add,
-                                                 pool_add,   ops_add,      slots_add,  slot_add,  timeline_add,
-                                                 item_add,   pipeline_add, feeder_add, host_add,  words_add};
+static int (*const areas[])(PyObject *module) = {
+    errors_add,   device_add, stream_add,   event_add,  buffer_add, pool_add,       ops_add,  slots_add, slot_add,
+    timeline_add, item_add,   pipeline_add, feeder_add, host_add,   checkpoint_add, load_add, words_add};
 
 static struct PyModuleDef native_module = {
     PyModuleDef_HEAD_INIT,

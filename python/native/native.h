@@ -173,7 +173,7 @@ struct dtype {
 /* From a name, a NumPy or torch dtype, or a scalar class; NULL with TypeError or ValueError. None and NULL: uint8. */
 const struct dtype *native_dtype(PyObject *object);
 /* NULL where it is not in our table; no exception. */
-const struct dtype *dtype_of(dl_type type);
+const struct dtype *dtype_of_dl(dl_type type);
 size_t dtype_bytes(const struct dtype *dtype);
 /* 0; -1 with InvalidArgument where a named operation does not take it. */
 int dtype_side(const struct dtype *dtype, const char *what, side_type *type);

@@ -216,7 +216,7 @@ static const struct dtype *format_dtype(const Py_buffer *view)
         type.code = DL_COMPLEX;
     else
         return NULL;
-    return dtype_of(type);
+    return dtype_of_dl(type);
 }
 
 static int set_dims(struct operand *operand, int ndim, const Py_ssize_t *shape, const char *what)
@@ -277,7 +277,7 @@ static int from_tensor(struct operand *operand, const dl_tensor *tensor, const s
     }
     operand->kind = tensor->device.type == DL_CUDA ? SIDE_MEMORY_DEVICE : SIDE_MEMORY_PAGEABLE;
     operand->data = (char *)tensor->data + tensor->byte_offset;
-    operand->dtype = dtype_of(tensor->dtype);
+    operand->dtype = dtype_of_dl(tensor->dtype);
     operand->bytes = (size_t)expected * (((size_t)tensor->dtype.bits * tensor->dtype.lanes + 7) / 8);
     return set_dims(operand, tensor->ndim, shape, what);
 }

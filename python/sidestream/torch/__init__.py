@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .host import HostCopy, to_host
+    from .load import TensorStream, last_load, load_file, stream
+    from .load_into import load_model
+    from .load_slices import Slice, safe_open
     from .overlap import overlap_transfer_and_compute
     from .pinning import Pinned, pin
     from .prefetcher import Prefetcher, used_on
@@ -23,14 +26,24 @@ _WHERE = {
     "HostCopy": "host",
     "Pinned": "pinning",
     "Prefetcher": "prefetcher",
+    "Slice": "load_slices",
     "Stats": "stats",
+    "TensorStream": "load",
+    "last_load": "load",
+    "load_file": "load",
+    "load_model": "load_into",
     "overlap_transfer_and_compute": "overlap",
     "pin": "pinning",
+    "safe_open": "load_slices",
+    "stream": "load",
     "to_host": "host",
     "used_on": "prefetcher",
 }
 
-__all__ = ["HostCopy", "Pinned", "Prefetcher", "Stats", "overlap_transfer_and_compute", "pin", "to_host", "used_on"]
+__all__ = [
+    "HostCopy", "Pinned", "Prefetcher", "Slice", "Stats", "TensorStream", "last_load", "load_file", "load_model", "overlap_transfer_and_compute",
+    "pin", "safe_open", "stream", "to_host", "used_on",
+]
 
 
 def __getattr__(name: str) -> Any:

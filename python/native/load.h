@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Checkpoints and loads: the counted handle that loads share with the Python object. */
+#ifndef NATIVE_LOAD_H
+#define NATIVE_LOAD_H
+
+#include "native.h"
+
+#include "sidestream/checkpoint.h"
+#include "sidestream/load.h"
+
+/* Reading it needs no device and no lock, so a forked child may; only closing is the parent's. */
+struct checkpoint_ref {
+    atomic_size_t refs;
+    side_checkpoint *checkpoint;
+    unsigned forks;
+};
+
+struct checkpoint_ref *checkpoint_hold(struct checkpoint_ref *ref);
+/* Any thread; NULL is fine. The last one closes the files. */
+void checkpoint_drop(struct checkpoint_ref *ref);
+/* The handle in a Checkpoint, borrowed; NULL with an exception. */
+struct checkpoint_ref *native_checkpoint(PyObject *object, const char *what);
+
+enum { SHAPES_KEPT = 8 };
+
+/* Shapes as tuples: tensors of a model share a few, and so do the tuples. Zeroed at first. */
+struct shapes {
+    struct {
+        side_dtype type, as;
+        uint32_t rank;
+        uint64_t dims[SIDE_RANK_MOST];
+        PyObject *shape, *strides;
+    } kept[SHAPES_KEPT];
+    size_t next;
+};
+
+/* The shape that PyTorch gives such a tensor, and its strides in elements, borrowed until the next call; 0, or -1 with an exception. Elements of less
+ * than a byte are counted in bytes along the last dimension; where a row is no whole number of them it becomes all bytes in one dimension, as U8. */
+int shapes_get(struct shapes *shapes, const side_tensor *tensor, side_dtype *as, PyObject **shape, PyObject **strides);
+void shapes_end(struct shapes *shapes);
+
+int checkpoint_add(PyObject *module);
+int load_add(PyObject *module);
+
+#endif

@@ -1,0 +1,287 @@
+"""Checkpoints to the GPU at the speed of the link: load_file, stream, and what safe_open and load_model share with them.
+
+A load runs on threads of the library's, without the GIL. Meanwhile the tensors are made, over one block of memory a file: no allocation and no copy
+for each of them.
+"""
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from .. import _native
+from ._common import open_device, refuse_capture
+from .target import raw_stream
+
+__all__ = ["TensorStream", "last_load", "load_file", "stream"]
+
+Path = str | os.PathLike[str]
+Part = tuple[int, int, int, int]  # tensor, first byte, bytes (0: all), address (0: in an arena)
+
+# By the number that the library has for a dtype: PyTorch's name for it. "": it has none, and the tensor comes as bytes.
+_NAMES = ("bool", "float4_e2m1fn_x2", "", "", "uint8", "int8", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu", "float8_e4m3fnuz",
+          "float8_e5m2fnuz", "int16", "uint16", "float16", "bfloat16", "int32", "uint32", "float32", "complex64", "float64", "int64", "uint64")
+DTYPES: list[torch.dtype] = [getattr(torch, name, torch.uint8) if name else torch.uint8 for name in _NAMES]
+
+_BACKENDS = ("auto", "pread", "direct", "uring")
+_MAPPED = 1 << 20  # bytes from which host memory is mapped, and so lies on pages of its own, huge ones where there are such
+_SLICE_S = 0.05    # between two looks at signals
+
+_last = threading.local()
+
+
+class FileMissing(_native.NotFound, FileNotFoundError):
+    """There is no such checkpoint."""
+
+
+def last_load() -> dict[str, Any] | None:
+    """How the last load of this thread went, None before the first: bytes, time_s, gbps, bottleneck, copying_s, wait_read_s, routes (what read how
+    much, and why that), moved_bytes (placed anew for their alignment), pinned_bytes, ..."""
+    return getattr(_last, "stats", None)
+
+
+def note(stats: dict[str, Any]) -> None:
+    _last.stats = stats
+
+
+class Where:
+    """Where tensors go. device: theirs.   native: the library's device that copies.   host: it reads straight to host memory.   move: they are
+    loaded to the CPU, and PyTorch takes them to their device, which the library does not know."""
+
+    def __init__(self, what: str, spec: str | int | torch.device) -> None:
+        text = f"cuda:{spec}" if isinstance(spec, int) and not isinstance(spec, bool) else str(spec)
+        self.index, self.host, self.move, self.simulated = -1, False, False, False
+        if text == "sim" or text.startswith("sim:"):
+            self.device, self.simulated = torch.device("cpu"), True
+            self.native = open_device(text)
+            return
+        try:
+            self.device = torch.device(text)
+        except RuntimeError:
+            raise ValueError(f"{what}: device is {spec!r}; it takes 'cpu', 'cuda', 'cuda:N' or another device of PyTorch's, or 'sim'") from None
+        if self.device.type == "cuda":
+            self.index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            self.device = torch.device("cuda", self.index)
+            refuse_capture(what, self.index)
+            self.native = open_device(f"cuda:{self.index}")
+            return
+        self.host, self.move = True, self.device.type != "cpu"
+        self.native = open_device("sim")  # no data passes through it
+
+    def stream(self) -> _native.Stream | None:
+        """The stream that is current where the tensors are; None: the host uses them."""
+        return _native.Stream.wrap(self.native, raw_stream(self.index)) if self.index >= 0 else None
+
+    def memory(self, nbytes: int) -> tuple[torch.Tensor, int, Any]:
+        """A block of bytes, its address, and what keeps it."""
+        if self.simulated:
+            buffer = self.native.alloc(nbytes)
+            return torch.from_dlpack(buffer), buffer.data, buffer
+        if self.host and nbytes >= _MAPPED:
+            pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            try:
+                pages.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without them
+            block = torch.frombuffer(pages, dtype=torch.uint8)
+        else:
+            block = torch.empty(nbytes, dtype=torch.uint8, device=None if self.host else self.device)
+        return block, block.data_ptr(), block
+
+
+def open_checkpoint(path: Path) -> _native.Checkpoint:
+    """FileNotFoundError, which is a NotFound too; InvalidArgument for what is malformed."""
+    try:
+        return _native.Checkpoint(path)
+    except _native.NotFound as error:
+        raise FileMissing(errno.ENOENT, str(error)) from None
+
+
+def backend_name(what: str, backend: str) -> str:
+    """"mmap" is the reference's default, and means ours."""
+    if backend == "mmap":
+        return "auto"
+    if backend not in _BACKENDS:
+        raise ValueError(f"{what}: backend is {backend!r}; it takes 'auto' or one of {', '.join(_BACKENDS[1:])}")
+    return backend
+
+
+class Running:
+    """A load under way, and the blocks that it fills."""
+
+    def __init__(self, where: Where, checkpoint: _native.Checkpoint, parts: list[Part] | None = None, **more: Any) -> None:
+        self.where = where
+        self.load = _native.Load(where.native, checkpoint, parts=parts, where="host" if where.host else "device", given=True, **more)
+        self.storages: list[torch.UntypedStorage] = []
+        try:
+            stream = where.stream()
+            for number, (nbytes, _) in enumerate(self.load.arenas()):
+                block, address, owner = where.memory(nbytes)
+                self.load.give(number, address, owner, stream)
+                self.storages.append(block.untyped_storage())
+        except BaseException:
+            self.load.close()
+            raise
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that lies in the blocks, by name: each is no view of another, so that writing to one does not count as writing to the others."""
+        result = {}
+        dtypes, storages, empty = DTYPES, self.storages, torch.empty
+        device = torch.device("cpu") if self.where.host else self.where.device
+        for spec in self.load.specs():
+            if spec is None:
+                continue
+            name, dtype, shape, strides, offset, arena = spec
+            tensor = empty(0, dtype=dtypes[dtype], device=device)
+            result[name] = tensor.set_(storages[arena], offset, shape, strides) if arena >= 0 else tensor.new_empty(shape)
+        return result
+
+    def join(self) -> None:
+        note(self.load.join())
+
+
+def load_all(what: str, checkpoint: _native.Checkpoint, where: Where, backend: str) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, there for every stream."""
+    if len(checkpoint) == 0:
+        return {}
+    running = Running(where, checkpoint, backend=backend_name(what, backend))
+    try:
+        result = running.tensors()
+        running.join()
+    finally:
+        running.load.close()
+    return {name: tensor.to(where.device) for name, tensor in result.items()} if where.move else result
+
+
+def load_file(filename: Path, device: str | int | torch.device = "cpu", *, backend: str = "auto") -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, by name: as safetensors.torch.load_file, at the speed of the link.
+
+        weights = sidestream.torch.load_file("model.safetensors", device="cuda")
+
+    filename: a safetensors file; the index file or the folder of a sharded model; a .npy or .raw file. Malformed files are refused, with the place.
+    device: "cpu", "cuda", "cuda:1", 1, ...; "sim" is the software device, for tests: CPU tensors. backend: how files are read: "pread", "direct",
+    "uring"; "auto" chooses piece by piece.
+
+    Blocks until all is there, for every stream, and no file was changed meanwhile. The tensors of a file share one block of memory, which lives
+    as long as any of them: clone() what you keep of much. Types that PyTorch does not have come as bytes.
+
+    Raises FileNotFoundError, sidestream.InvalidArgument (malformed), sidestream.IOFailed, torch.OutOfMemoryError. Ctrl-C ends it."""
+    where = Where("load_file", device)
+    checkpoint = open_checkpoint(filename)
+    try:
+        return load_all("load_file", checkpoint, where, backend)
+    finally:
+        checkpoint.close()
+
+
+class TensorStream:
+    """What stream() returns: an iterator of (name, tensor)."""
+
+    def __init__(self, filename: Path, device: str | int | torch.device, order: Iterable[str] | None, backend: str) -> None:
+        backend = backend_name("stream", backend)
+        self._where = Where("stream", device)
+        self._at = 0
+        self._running: Running | None = None
+        self._raw = -1
+        self._stream: _native.Stream | None = None
+        self._specs: list[Any] = []
+        checkpoint = open_checkpoint(filename)
+        try:
+            parts = None if order is None else [(find(checkpoint, "stream", name), 0, 0, 0) for name in order]
+            if (len(checkpoint) if parts is None else len(parts)) > 0:
+                self._running = Running(self._where, checkpoint, parts, in_order=parts is not None, backend=backend)
+                self._specs = self._running.load.specs()
+                self._home = raw_stream(self._where.index) if self._where.index >= 0 else 0
+        finally:
+            checkpoint.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __len__(self) -> int:
+        """Tensors that are left."""
+        return len(self._specs) - self._at
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        running = self._running
+        if running is None:
+            raise StopIteration
+        try:
+            if self._at == len(self._specs):
+                running.join()
+                self.close()
+                raise StopIteration
+            return self._take(running)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, running: Running) -> tuple[str, torch.Tensor]:
+        at, load, where = self._at, running.load, self._where
+        while not load.ready(at + 1, _SLICE_S):
+            pass  # signals are looked at
+        load.wait(at, self._current())
+        name, dtype, shape, strides, offset, arena = self._specs[at]
+        self._at += 1
+        tensor = torch.empty(0, dtype=DTYPES[dtype], device="cpu" if where.host else where.device)
+        if arena < 0:
+            return name, tensor.new_empty(shape)
+        tensor.set_(running.storages[arena], offset, shape, strides)
+        if where.index >= 0 and self._raw != self._home:
+            tensor.record_stream(torch.cuda.current_stream(where.index))
+        return name, tensor.to(where.device) if where.move else tensor
+
+    def _current(self) -> _native.Stream | None:
+        if self._where.index >= 0:
+            raw = raw_stream(self._where.index)
+            if raw != self._raw:
+                self._raw, self._stream = raw, self._where.stream()
+        return self._stream
+
+    def close(self) -> None:
+        """Ends the load; the tensors that were handed out stay."""
+        running, self._running = self._running, None
+        self._at = len(self._specs)
+        if running is not None:
+            running.load.close()
+
+    def stats(self) -> dict[str, Any] | None:
+        """How it goes: as last_load(), so far; None once it has ended."""
+        return None if self._running is None else self._running.load.stats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def find(checkpoint: _native.Checkpoint, what: str, name: str) -> int:
+    number = checkpoint.find(name)
+    if number < 0:
+        raise KeyError(f"{what}: the checkpoint has no tensor {name!r}")
+    return number
+
+
+def stream(filename: Path, device: str | int | torch.device = "cuda", *, order: Iterable[str] | None = None,
+           backend: str = "auto") -> TensorStream:
+    """Iterates over (name, tensor) while the rest is still on its way: the first layers can work before the last are read.
+
+        for name, tensor in sidestream.torch.stream("model/", order=names_by_layer): ...
+
+    Each tensor is ready on the stream that is current when it is handed out: work that is queued there comes after its copy, and the host does not
+    wait for it. order: the names that are wanted, in their order; None: all, as they lie in the files. filename, device, backend: as in load_file.
+
+    The end of the iteration says that no file was changed meanwhile; until then a tensor may be of a file that somebody writes to. close(), or the
+    end of a `with`, ends the load early.
+
+    Raises what load_file does, and KeyError for a name in `order` that is not there."""
+    return TensorStream(filename, device, order, backend)

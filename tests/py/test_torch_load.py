@@ -1,0 +1,384 @@
+"""load_file, stream, safe_open and load_model: every byte where it belongs, as safetensors has it where that is installed."""
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import checkpoints  # noqa: E402
+import sidestream  # noqa: E402
+import sidestream.torch as st  # noqa: E402
+from torch_help import run_torch  # noqa: E402
+
+DEVICES = ["cpu", "sim"]
+ALL = checkpoints.of(**{f"all.{name}": (name, (4, 8)) for name in checkpoints.DTYPES}, scalar=("F32", ()), none=("I64", (3, 0, 2)),
+                     row=("BF16", (1, 5)), odd=("F4", (2, 3)), big=("F32", (700, 500)))
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Everything, not aligned."""
+    return checkpoints.write(tmp_path / "a.safetensors", ALL, {"format": "pt"}, pad=5)
+
+
+def shards():
+    return [checkpoints.of(a=("F32", (6, 4)), b=("I8", (3,))), checkpoints.of(c=("BF16", (8, 2)), d=("U8", ())), checkpoints.of(e=("I64", (5,)))]
+
+
+def raw(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def check(tensors, expected, order=False):
+    assert (list if order else set)(tensors) == (list if order else set)(expected)
+    for name, tensor in tensors.items():
+        dtype, shape, data = expected[name]
+        bits, known = checkpoints.DTYPES[dtype]
+        assert raw(tensor) == data and tensor.is_contiguous() and not tensor.requires_grad and tensor.device.type == "cpu", name
+        if bits >= 8:
+            assert (tensor.dtype, tuple(tensor.shape)) == (getattr(torch, known), shape), name
+        elif shape[-1] * bits % 8 == 0:
+            assert tensor.dtype == getattr(torch, known or "uint8", torch.uint8) and tuple(tensor.shape) == (*shape[:-1], shape[-1] * bits // 8), name
+        else:
+            assert (tensor.dtype, tuple(tensor.shape)) == (torch.uint8, (len(data),)), name
+
+
+# ---------------------------------------------------------------- load_file
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_load_file(file, device):
+    tensors = st.load_file(file, device=device)
+    check(tensors, ALL)
+    stats = st.last_load()
+    assert stats["bytes"] == sum(len(data) for _, _, data in ALL.values()) and stats["ready"] == len(ALL)
+    assert stats["moved_bytes"] > 0 and stats["routes"]  # pad=5: most of it could not stay where it was in the file
+    assert all(t.data_ptr() % t.element_size() == 0 for t in tensors.values())
+
+
+def test_one_block_a_file_and_no_views(file):
+    """Written to by itself, a tensor does not count as changed because its neighbour was."""
+    tensors = st.load_file(file)
+    assert len({t.untyped_storage().data_ptr() for t in tensors.values() if t.numel()}) == 1
+    a, b = torch.nn.Parameter(tensors["big"]), torch.nn.Parameter(tensors["row"])
+    assert not tensors["big"]._is_view()
+    before = b._version
+    with torch.no_grad():
+        a.add_(1)
+    assert b._version == before and a._version > 0
+    assert raw(tensors["row"]) == ALL["row"][2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sharded(tmp_path, device):
+    index = checkpoints.write_shards(tmp_path, shards(), {"format": "pt"})
+    together = {name: one for part in shards() for name, one in part.items()}
+    for path in index, tmp_path, os.fspath(index):
+        check(st.load_file(path, device=device), together)
+    with st.safe_open(tmp_path, framework="pt", device=device) as opened:
+        assert opened.keys() == sorted(together) and opened.metadata() == {"format": "pt"} and "c" in opened and "x" not in opened
+        check({name: opened.get_tensor(name) for name in opened.keys()}, together)
+        check(opened.get_tensors(), together)
+    check(dict(st.stream(index, device, order=["e", "a"])), {"e": together["e"], "a": together["a"]}, order=True)
+
+
+def test_tensors_outlive_the_file(file):
+    big = st.load_file(file)["big"]
+    file.unlink()
+    gc.collect()
+    assert raw(big) == ALL["big"][2]
+
+
+def test_memory_ends_with_the_last_tensor(file):
+    tensors = st.load_file(file)
+    last = weakref.ref(tensors["big"].untyped_storage())
+    kept = tensors["row"]
+    del tensors
+    gc.collect()
+    assert raw(kept) == ALL["row"][2]
+    del kept
+    gc.collect()
+    assert last() is None
+
+
+def test_empty_files(tmp_path):
+    assert st.load_file(checkpoints.write(tmp_path / "a.safetensors", {})) == {}
+    assert list(st.stream(tmp_path / "a.safetensors", "sim")) == []
+    hollow = checkpoints.of(x=("F32", (0, 4)), y=("U8", (0,)))
+    for device in DEVICES:
+        check(st.load_file(checkpoints.write(tmp_path / "b.safetensors", hollow), device), hollow)
+        check(dict(st.stream(tmp_path / "b.safetensors", device)), hollow)
+
+
+def test_eighteen_thousand_small_ones(tmp_path):
+    """A block of memory, not one for each."""
+    many = checkpoints.of(**{f"layer.{i}.weight": ("BF16", (1 + i % 3, 4)) for i in range(18867)})
+    tensors = st.load_file(checkpoints.write(tmp_path / "a.safetensors", many), "sim")
+    assert len(tensors) == 18867 and len({t.untyped_storage().data_ptr() for t in tensors.values()}) == 1
+    check({name: tensors[name] for name in list(many)[::501]}, {name: many[name] for name in list(many)[::501]})
+
+
+@pytest.mark.parametrize("call", [st.load_file, lambda path, device: list(st.stream(path, device)),
+                                  lambda path, device: st.safe_open(path, "pt", device)], ids=["load_file", "stream", "safe_open"])
+def test_what_is_refused(tmp_path, file, call):
+    bad = checkpoints.write(tmp_path / "bad.safetensors", {"x": ("F32", (2,), b"short")})
+    (tmp_path / "empty").mkdir()
+    for path, device, error, match in [
+        (bad, "cpu", sidestream.InvalidArgument, "bad.safetensors"),
+        (tmp_path / "none.safetensors", "cpu", FileNotFoundError, "none.safetensors"),
+        (tmp_path / "none.safetensors", "cpu", sidestream.NotFound, "none.safetensors"),
+        (tmp_path / "empty", "cpu", FileNotFoundError, "empty"),
+        (file, "nowhere", ValueError, "device is 'nowhere'"),
+    ]:
+        with pytest.raises(error, match=match):
+            call(path, device)
+
+
+def test_arguments_that_are_refused(file):
+    with pytest.raises(ValueError, match="load_file: backend is 'tape'"):
+        st.load_file(file, backend="tape")
+    with pytest.raises(ValueError, match="framework is 'tf'"):
+        st.safe_open(file, framework="tf")
+    with pytest.raises(KeyError, match="no tensor 'x'"):
+        st.stream(file, "cpu", order=["big", "x"])
+
+
+def test_a_file_that_shrinks(tmp_path):
+    tensors = checkpoints.of(**{f"t{i}": ("U8", (1 << 16,)) for i in range(8)})
+    path = checkpoints.write(tmp_path / "a.safetensors", tensors)
+    with st.safe_open(path, "pt", "sim") as opened:
+        os.truncate(path, 1 << 17)
+        with pytest.raises(sidestream.IOFailed, match="a.safetensors"):
+            opened.get_tensors()
+        with pytest.raises(sidestream.IOFailed, match="a.safetensors"):
+            opened.get_tensor("t0")
+
+
+# ---------------------------------------------------------------- stream
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stream_in_the_order_asked_for(file, device):
+    names = list(ALL)[::-1] + ["big"]
+    with st.stream(file, device, order=iter(names)) as tensors:
+        assert len(tensors) == len(names) and tensors.stats()["parts"] == len(names)
+        seen = [(name, raw(tensor)) for name, tensor in tensors]
+        assert tensors.stats() is None and len(tensors) == 0 and list(tensors) == []
+    assert seen == [(name, ALL[name][2]) for name in names]
+    check(dict(st.stream(file, device)), ALL)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stream_that_is_left(file, device):
+    """What was handed out stays; the rest does not come."""
+    tensors = st.stream(file, device, order=["big", "row"])
+    _, big = next(tensors)
+    tensors.close()
+    tensors.close()
+    with pytest.raises(StopIteration):
+        next(tensors)
+    assert raw(big) == ALL["big"][2]
+    next(st.stream(file, device))  # and nobody closes it
+
+
+def test_a_stream_whose_file_changes_says_so_at_the_end(file):
+    tensors = st.stream(file, "sim")
+    got = [next(tensors) for _ in ALL]
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(sidestream.IOFailed, match="a.safetensors"):
+        next(tensors)
+    with pytest.raises(StopIteration):
+        next(tensors)
+    assert len(got) == len(ALL)
+
+
+def test_loads_of_several_threads(file):
+    wrong = []
+
+    def load(device):
+        for _ in range(5):
+            if raw(st.load_file(file, device)["big"]) != ALL["big"][2]:
+                wrong.append(device)
+
+    threads = [threading.Thread(target=load, args=(device,)) for device in DEVICES * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ---------------------------------------------------------------- safe_open
+
+INDICES = [slice(2, 5), slice(None), slice(-3, None, 2), slice(5, 2), (slice(1, 6, 3), slice(2, 3)), 3, -1, (2, slice(None, None, 2)),
+           (slice(None), 1), ..., (..., 0), (slice(0, 2), None)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_slices(tmp_path, device):
+    tensors = checkpoints.of(a=("F32", (7, 5)), b=("I64", ()), c=("F4", (6, 8)), d=("BF16", (700, 1000)), e=("U8", (0, 3)))
+    path = checkpoints.write(tmp_path / "a.safetensors", tensors)
+    with st.safe_open(path, "pt", device) as opened:
+        for name in "acd":
+            whole, part = opened.get_tensor(name), opened.get_slice(name)
+            assert (part.get_shape(), part.get_dtype()) == (list(tensors[name][1]), tensors[name][0])
+            for index in INDICES:
+                got, wanted = part[index], whole.view(torch.uint8 if name == "c" else whole.dtype)[index]
+                assert got.shape == wanted.shape and raw(got) == raw(wanted.contiguous()) and got.is_contiguous(), (name, index)
+                assert got.untyped_storage().nbytes() <= got.nbytes + 8192  # nothing that is not in it
+        assert raw(opened.get_slice("b")[...]) == tensors["b"][2] and opened.get_slice("e")[:].shape == (0, 3)
+        for index, error in [(7, IndexError), (-8, IndexError), (slice(None, None, -1), ValueError)]:
+            with pytest.raises(error):
+                opened.get_slice("a")[index]
+        for call in opened.get_tensor, opened.get_slice:
+            with pytest.raises(KeyError, match="no tensor 'x'"):
+                call("x")
+    with pytest.raises(sidestream.WrongState, match="closed"):
+        opened.keys()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_slice_reads_its_rows_alone(tmp_path, device):
+    path = checkpoints.write(tmp_path / "a.safetensors", checkpoints.of(a=("F32", (4096, 1024))))
+    with st.safe_open(path, "pt", device) as opened:
+        part = opened.get_slice("a")[100:1124]
+        assert part.shape == (1024, 1024) and st.last_load()["bytes"] == part.nbytes
+
+
+def test_as_safetensors_has_it(tmp_path):
+    """The same calls, the same answers."""
+    safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
+    reference = pytest.importorskip("safetensors.torch")
+    torch.manual_seed(1)
+    dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64, torch.uint16]
+    tensors = {f"model.{i}.{str(dtype)[6:]}": torch.randint(0, 2, (3 + i, 4, 2)).to(dtype) for i, dtype in enumerate(dtypes)}
+    tensors |= {"z.scalar": torch.tensor(3.5), "a.empty": torch.zeros(0, 3)}
+    path = tmp_path / "a.safetensors"
+    reference.save_file(tensors, path, metadata={"format": "pt", "a": "b"})
+
+    def same(got, wanted):
+        assert (got.dtype, got.shape, got.stride(), raw(got)) == (wanted.dtype, wanted.shape, wanted.stride(), raw(wanted))
+
+    for ours, theirs in [(st.load_file(path), reference.load_file(path)), (dict(st.stream(path, "sim")), tensors)]:
+        assert set(ours) == set(theirs)
+        for name in ours:
+            same(ours[name], theirs[name])
+    with st.safe_open(path, framework="pt", device="sim") as ours, safetensors.safe_open(path, framework="pt", device="cpu") as theirs:
+        assert sorted(ours.keys()) == sorted(theirs.keys()) and ours.metadata() == theirs.metadata()
+        assert [n for n in ours.offset_keys() if tensors[n].numel()] == [n for n in theirs.offset_keys() if tensors[n].numel()]
+        for name in ours.keys():
+            same(ours.get_tensor(name), theirs.get_tensor(name))
+            a, b = ours.get_slice(name), theirs.get_slice(name)
+            assert (a.get_shape(), a.get_dtype()) == (b.get_shape(), b.get_dtype())
+            for index in [slice(1, 3), (slice(None), slice(1, 2)), 0] if tensors[name].dim() == 3 else []:
+                same(a[index], b[index].contiguous())  # theirs are views, and keep the whole
+    for name in tensors:  # what we load can be saved, and is the same again
+        reference.save_file(st.load_file(path), tmp_path / "b.safetensors")
+        same(reference.load_file(tmp_path / "b.safetensors")[name], tensors[name])
+
+
+# ---------------------------------------------------------------- load_model
+
+class Net(torch.nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 6, dtype=dtype), torch.nn.Linear(6, 4, bias=False, dtype=dtype)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+
+def net_file(path, **more):
+    return checkpoints.write(path, checkpoints.of(**{"first.weight": ("F32", (6, 4)), "first.bias": ("F32", (6,)), "second.weight": ("F32", (4, 6)),
+                                                     "count": ("I64", ())} | more))
+
+
+def test_load_model_fills_what_is_there(tmp_path):
+    path, net = net_file(tmp_path / "a.safetensors"), Net()
+    before = {name: value.data_ptr() for name, value in net.state_dict().items()}
+    version = net.first.weight._version
+    assert st.load_model(net, path) == ([], [])
+    assert {name: value.data_ptr() for name, value in net.state_dict().items()} == before
+    wanted = st.load_file(path)
+    assert all(raw(value) == raw(wanted[name]) for name, value in net.state_dict().items())
+    assert net.first.weight._version > version and net.first.weight.requires_grad
+
+
+def test_load_model_converts_what_is_of_another_kind(tmp_path):
+    path, net = net_file(tmp_path / "a.safetensors"), Net(torch.bfloat16)
+    net.second.weight = torch.nn.Parameter(torch.zeros(6, 4).t())  # not contiguous
+    st.load_model(net, path)
+    wanted = st.load_file(path)
+    assert torch.equal(net.second.weight.nan_to_num(), wanted["second.weight"].nan_to_num())
+    assert torch.equal(net.first.weight.nan_to_num(), wanted["first.weight"].bfloat16().nan_to_num()) and net.first.weight.dtype == torch.bfloat16
+
+
+def test_load_model_says_what_does_not_fit_before_it_writes(tmp_path):
+    net = Net()
+    kept = {name: value.clone() for name, value in net.state_dict().items()}
+    more = net_file(tmp_path / "more.safetensors", extra=("F32", (1,)))
+    other = net_file(tmp_path / "other.safetensors", **{"first.bias": ("F32", (5,))})
+    less = checkpoints.write(tmp_path / "less.safetensors", checkpoints.of(count=("I64", ())))
+    for path, match in [(more, "unexpected in the file: extra"), (other, r"first.bias is \(6,\) in the module and \(5,\)"),
+                        (less, "missing in the file: first.weight, first.bias, second.weight")]:
+        with pytest.raises(RuntimeError, match=match):
+            st.load_model(net, path)
+    assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
+    assert st.load_model(net, less, strict=False) == (["first.weight", "first.bias", "second.weight"], [])
+    assert st.load_model(net, more, strict=False) == ([], ["extra"])
+    with pytest.raises(RuntimeError, match="meta device.*to_empty"):
+        with torch.device("meta"):
+            st.load_model(Net(), more, strict=False)
+
+
+def test_load_model_of_tied_parameters(tmp_path):
+    net = Net()
+    net.again = net.first
+    assert st.load_model(net, net_file(tmp_path / "a.safetensors")) == ([], [])
+    both = net_file(tmp_path / "b.safetensors", **{"again.weight": ("F32", (6, 4))})
+    with pytest.raises(RuntimeError, match="unexpected in the file: again.weight"):
+        st.load_model(net, both)
+
+
+# ---------------------------------------------------------------- processes
+
+def test_a_load_that_is_interrupted(tmp_path):
+    """Ctrl-C while it waits: here for memory that comes late."""
+    path = checkpoints.write(tmp_path / "a.safetensors", checkpoints.of(a=("U8", (1 << 20,))))
+    done = run_torch(f"""
+import os, signal, threading
+import sidestream.torch
+from sidestream import _native
+load = _native.Load(_native.Device("sim"), _native.Checkpoint({os.fspath(path)!r}), given=True)
+main = threading.main_thread().ident
+def interrupt():
+    while not waiting:
+        pass
+    signal.pthread_kill(main, signal.SIGINT)
+waiting = []
+thread = threading.Thread(target=interrupt)
+thread.start()
+try:
+    waiting.append(1)
+    load.join()
+except KeyboardInterrupt:
+    print("ended")
+thread.join()
+print(len(sidestream.torch.load_file({os.fspath(path)!r})))
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n1\n", "")
+
+
+def test_workers_load_too(file):
+    """A forked child loads by itself, whatever its parent loaded before."""
+    done = run_torch(f"""
+import os
+import sidestream.torch as st
+for device in "cpu", "sim":
+    st.load_file({os.fspath(file)!r}, device)
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if all(len(st.load_file({os.fspath(file)!r}, device)) == {len(ALL)} for device in ("cpu", "sim")) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
