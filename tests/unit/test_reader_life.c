@@ -328,12 +328,12 @@ T_TEST(cancel)
     T_OK(reader_backend_parse(t_arg(), &backend));
     gate.call = backend == READER_URING ? IO_RING_READ : backend == READER_DIRECT ? IO_PREAD_DIRECT : IO_PREAD;
     gallery_make(&g, 20, reader_room(1000));
+    io_test = gated;
     reader *r = start(&g, backend, 1);
     side_status s = reader_file(r, -1, path, ONE_BYTES, &file);
     if (s == SIDE_UNSUPPORTED)
         T_SKIP("%s", side_last_error()->message);
     T_OK(s);
-    io_test = gated;
     for (size_t i = 0; i < 19; i++)
         T_OK(shoot(r, &g, i, file, i * 1000, 1000));
     pthread_mutex_lock(&gate.mutex);
