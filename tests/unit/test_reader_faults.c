@@ -293,6 +293,47 @@ T_TEST(choices)
     free(path);
 }
 
+/* A file of which the page cache has the first half, and nothing scripted: the halves are read by different ways. */
+T_TEST(halves)
+{
+    enum { HALF = 4 << 20, SHOT = 512 << 10, SHOTS = 2 * HALF / SHOT };
+    struct gallery g;
+    struct reader_file_info info;
+    struct reader_stats stats;
+    char *path = file_make(NULL, "side-halves", 2 * HALF);
+    uint32_t file;
+    reader *r;
+
+    gallery_make(&g, SHOTS, SHOT);
+    struct reader_options o = {.done = shot_done, .owner = &g, .threads = 1};
+    T_OK(reader_create(&o, &r));
+    T_OK(reader_file(r, -1, path, 2 * HALF, &file));
+    T_OK(reader_file_info(r, file, &info));
+    int fd = open(path, O_RDONLY);
+    posix_fadvise(fd, HALF, HALF, POSIX_FADV_DONTNEED);
+    if (!info.direct || io_cached(fd, 0, HALF) != HALF || io_cached(fd, HALF, HALF) != 0)
+        T_SKIP("no direct reads, no cachestat, or the page cache keeps what it likes");
+    for (size_t i = 0; i < SHOTS; i++)
+        T_OK(shoot(r, &g, i, file, i * SHOT, SHOT));
+    T_OK(reader_drain(r, UINT64_MAX));
+    if (io_cached(fd, 0, HALF) != HALF)
+        T_SKIP("the page cache gave it up meanwhile: memory is short");
+    for (size_t i = 0; i < SHOTS; i++) {
+        shot_check(&g.shots[i]);
+        bool cached = g.shots[i].piece.why == READER_WHY_CACHED;
+        if (cached != (i < SHOTS / 2))
+            T_FAIL("piece %zu of %d: %s", i, SHOTS, reader_why_text(g.shots[i].piece.why));
+    }
+    assert_int_equal(io_cached(fd, HALF, HALF), 0); /* nothing was read ahead, or twice */
+    reader_get_stats(r, &stats);
+    assert_int_equal(stats.backend[READER_CACHE].bytes, HALF);
+    assert_int_equal(stats.backend[READER_URING].bytes + stats.backend[READER_DIRECT].bytes, HALF);
+    T_OK(reader_destroy(r, 30));
+    close(fd);
+    gallery_free(&g);
+    free(path);
+}
+
 /* ---------------------------------------------------------------- memory */
 
 T_TEST(no_memory)
@@ -334,4 +375,4 @@ T_TEST(no_memory)
     free(path);
 }
 
-T_MAIN(T_LONG(faults, 60), T(choices), T(no_memory))
+T_MAIN(T_LONG(faults, 60), T(choices), T(halves), T(no_memory))
