@@ -154,17 +154,13 @@ static inline bool load_on_device(const struct load_rig *r)
     return r->o.where == SIDE_MEMORY_DEVICE;
 }
 
-static inline void *load_memory(struct load_rig *r, size_t bytes)
+static inline side_status load_memory_get(struct load_rig *r, size_t bytes, void **data)
 {
-    void *p = NULL;
-
-    if (load_on_device(r)) {
-        T_OK(side_device_alloc(r->dev, bytes + 4096, &p));
-        return p;
-    }
-    p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    assert_non_null(p);
-    return p;
+    if (load_on_device(r))
+        return side_device_alloc(r->dev, bytes + 4096, data);
+    *data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    assert_non_null(*data);
+    return SIDE_OK;
 }
 
 static inline void load_memory_free(struct load_rig *r, void *p)
@@ -182,8 +178,11 @@ static inline void load_parts(struct load_rig *r, size_t count, bool own, t_rng 
 
     r->o.parts = r->parts;
     r->o.count = count;
-    if (own)
-        r->own = load_memory(r, IMAGE_MOST);
+    if (own) {
+        void *memory = NULL;
+        T_OK(load_memory_get(r, IMAGE_MOST, &memory));
+        r->own = memory;
+    }
     for (size_t i = 0; i < count; i++) {
         side_load_part *p = &r->parts[i];
         p->tensor = t_rng_below(rng, r->tensors);
@@ -205,7 +204,9 @@ static inline side_status load_give(struct load_rig *r)
         side_load_arena a;
         T_OK(side_load_get_arena(r->load, i, &a));
         assert_null(a.data);
-        r->given[i] = load_memory(r, a.bytes);
+        side_status given = load_memory_get(r, a.bytes, &r->given[i]);
+        if (given != SIDE_OK)
+            return given;
         r->given_count = i + 1;
         uintptr_t at = ((uintptr_t)r->given[i] + 4095) / 4096 * 4096;
         side_status s = side_load_give_arena(r->load, i, (void *)at, i % 2 == 0 ? NULL : r->stream);
