@@ -16,6 +16,7 @@ int command_bench(int argc, char **argv);
 int command_demo(int argc, char **argv);
 int command_devices(int argc, char **argv);
 int command_doctor(int argc, char **argv);
+int command_load(int argc, char **argv);
 int command_ls(int argc, char **argv);
 int command_plan(int argc, char **argv);
 int command_run(int argc, char **argv);

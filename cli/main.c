@@ -17,6 +17,7 @@ static const struct command commands[] = {
     {"demo", "show what overlapping copy and compute gives, with proof", command_demo},
     {"devices", "list the devices, their links and their memory", command_devices},
     {"doctor", "say whether this machine is set up right, and how to mend it", command_doctor},
+    {"load", "load the tensors of a checkpoint to the device, and say how fast and why", command_load},
     {"ls", "list the tensors that files hold", command_ls},
     {"plan", "say what overlap will give, before any code is written", command_plan},
     {"run", "stream a file through an operation on the device", command_run},
