@@ -141,6 +141,53 @@ SIDE_API size_t side_checkpoint_metadata_count(const side_checkpoint *checkpoint
 SIDE_API side_status side_checkpoint_metadata(const side_checkpoint *checkpoint, size_t file, size_t index,
                                               const char **key, const char **value);
 
+/* ---------------------------------------------------------------- writing
+ *
+ *     side_writer *w;
+ *     if (side_writer_create("out.safetensors", tensors, count, NULL, &w) == SIDE_OK) {
+ *         for (size_t i = 0; status == SIDE_OK && i < count; i++)
+ *             status = side_writer_write(w, i, 0, data[i], tensors[i].bytes);
+ *         if (status == SIDE_OK)
+ *             status = side_writer_finish(w);              // only now there is an out.safetensors
+ *         side_writer_destroy(w);
+ *     }
+ *
+ * One safetensors file, laid out as the reference implementation does: highest dtype first, then by name, no gaps, the header padded to 8 bytes.
+ * It is written beside the path and renamed over it when it is whole. */
+
+typedef struct side_writer side_writer;
+
+typedef struct side_writer_options {
+    size_t size;
+    const char *const *metadata; /* key, value, key, value, ...: UTF-8, written in this order */
+    size_t metadata_count;       /* pairs. 0: no "__metadata__", or an empty one where metadata is not NULL */
+    uint32_t flags;              /* SIDE_WRITER_* */
+} side_writer_options;
+/* The unfinished file is PATH.part. An unfinished one of the same header is gone on with, and stays when this one is not finished: what of its data is
+ * there the caller knows. Two writers of one path at once: SIDE_STATE. */
+#define SIDE_WRITER_RESUME 1u
+/* clang-format off */
+#define SIDE_WRITER_OPTIONS_INIT { sizeof(side_writer_options), NULL, 0, 0 }
+/* clang-format on */
+
+/* Lays out `count` tensors, of which name, name_bytes, type, rank and dims are read, and writes the header. The arrays may be reused after.
+ * SIDE_INVALID: names twice, not UTF-8, with NUL, or "__metadata__"; sizes that overflow or fill no whole bytes; path is no regular file. SIDE_TOO_LARGE: a
+ * header of over 100,000,000 bytes. SIDE_IO: the file system refused, or has less free than the file takes. */
+SIDE_API side_status side_writer_create(const char *path, const side_tensor *tensors, size_t count,
+                                        const side_writer_options *options, side_writer **writer);
+/* Takes the unfinished file away, or leaves it with RESUME. NULL is fine. */
+SIDE_API void side_writer_destroy(side_writer *writer);
+/* Whether an unfinished file is gone on with. */
+SIDE_API bool side_writer_resumed(const side_writer *writer);
+/* Where in the file the data of tensor `index` (of the array given) lies, and the descriptor to write it to. Each may be NULL. */
+SIDE_API side_status side_writer_place(const side_writer *writer, size_t index, uint64_t *offset, uint64_t *bytes,
+                                       int *fd);
+/* Writes bytes of a tensor, `begin` behind its first. Any threads at once; blocks. */
+SIDE_API side_status side_writer_write(side_writer *writer, size_t index, uint64_t begin, const void *data,
+                                       size_t bytes);
+/* Syncs it and renames it to its path. What was not written is zeros. Once; then only destroy is left. */
+SIDE_API side_status side_writer_finish(side_writer *writer);
+
 #ifdef __cplusplus
 }
 #endif

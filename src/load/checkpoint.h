@@ -8,6 +8,8 @@
  *     safetensors.c   text of a header to rows. Pure
  *     npy.c           the header of an .npy file. Pure but for reading it
  *     dtype.c         the types
+ *     st_write.c      tensors to the header of a safetensors file
+ *     writer.c        the file itself: beside its path, then renamed
  *
  * The table costs, beside the headers, which are kept since names lie in them: a row of 24 bytes, 8 a dimension, 4 to 8 of buckets.
  *
@@ -108,5 +110,19 @@ side_status ck_add_folder(side_checkpoint *ck, const char *path);
 side_status st_parse(side_checkpoint *ck, struct ck_file *file);
 /* Reads the header, with room for the file's name behind it, and sets all of the row but the name. */
 side_status npy_parse(side_checkpoint *ck, struct ck_file *file, struct ck_row *row);
+
+/* ---- writing (st_write.c): pure but for memory */
+
+struct st_layout {
+    uint64_t *begin, *bytes; /* of each tensor, in the order given; begin in the file */
+    char *header;            /* its length in 8 bytes, then the text */
+    size_t header_bytes;
+    uint64_t file_bytes;
+};
+
+/* path: for messages. On failure there is nothing to free. */
+side_status st_layout_make(struct st_layout *layout, const char *path, const side_tensor *tensors, size_t count,
+                           const side_writer_options *options);
+void st_layout_free(struct st_layout *layout);
 
 #endif
