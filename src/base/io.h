@@ -20,6 +20,7 @@ enum io_call {
     IO_RING_REGISTER, /* offset: what */
     IO_RING_ENTER,    /* bytes: submissions */
     IO_RING_READ,     /* a completion: bytes are what it has read */
+    IO_RING_WAKE,     /* a completion of the eventfd's read; only failures count */
     IO_CALLS
 };
 

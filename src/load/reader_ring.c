@@ -32,6 +32,7 @@ struct reader_ring {
     /* The thread's. */
     uint64_t wake_value;
     bool wake_armed;
+    int wake_code; /* < 0: the ring cannot be woken any more */
     uint32_t in_flight;
     uint32_t refusals; /* of ring_enter, in a row */
     uint64_t busy_since;
@@ -337,7 +338,12 @@ static bool ring_reap_all(struct reader_ring *rr)
     while (ring_reap(&rr->ring, &cqe)) {
         any = true;
         if (cqe.user == WAKE) {
+            size_t woken = 0;
+            int code = io_script(IO_RING_WAKE, rr->wake_fd, 0, &woken);
             rr->wake_armed = false;
+            code = code != 0 ? code : cqe.result;
+            if (code < 0 && code != -EINTR && code != -EAGAIN)
+                rr->wake_code = code;
             continue;
         }
         struct reader_piece *piece = (struct reader_piece *)(uintptr_t)cqe.user;
@@ -350,7 +356,7 @@ static bool ring_reap_all(struct reader_ring *rr)
 
 /* The kernel takes no submissions any more. What it has not seen and what waits goes to the threads; of what it has, the ends are waited for, since it writes into
  * buffers until then. */
-static void ring_give_up(struct reader_ring *rr, int code)
+static void ring_give_up(struct reader_ring *rr, const char *what, int code)
 {
     reader *r = rr->reader;
     struct reader_tally none = {.retries = 0};
@@ -358,7 +364,7 @@ static void ring_give_up(struct reader_ring *rr, int code)
 
     pthread_mutex_lock(&r->mutex);
     rr->broken = true;
-    snprintf(r->stats.uring, sizeof(r->stats.uring), "given up: io_uring_enter: %s", strerror(-code));
+    snprintf(r->stats.uring, sizeof(r->stats.uring), "given up: %s: %s", what, strerror(-code));
     struct reader_list cold = rr->cold;
     rr->cold = (struct reader_list){NULL, NULL};
     for (piece = cold.first; piece != NULL; piece = piece->next)
@@ -402,14 +408,18 @@ static void *ring_main(void *arg)
     while (ring_fill(rr)) {
         int code = ring_enter(&rr->ring, 1);
         bool any = ring_reap_all(rr);
+        if (rr->wake_code < 0) {
+            ring_give_up(rr, "read of an eventfd", rr->wake_code);
+            break;
+        }
         if (code == 0 || any)
             rr->refusals = 0;
         else if (code != -EINTR && (++rr->refusals > ENTER_RETRIES || (code != -EAGAIN && code != -EBUSY))) {
-            ring_give_up(rr, code);
-            ring_wait_out(rr);
+            ring_give_up(rr, "io_uring_enter", code);
             break;
         } else if (code != -EINTR)
             os_sleep_ns(1000000);
     }
+    ring_wait_out(rr);
     return NULL;
 }

@@ -115,6 +115,9 @@ static const struct row rows[] = {
     {"auto", true, IO_RING_ENTER, EAGAIN, HEALED, false},
     {"auto", true, IO_RING_ENTER, EBUSY, HEALED, false},
     {"auto", true, IO_RING_ENTER, END, HEALED, false}, /* nothing is submitted this time */
+    {"auto", true, IO_RING_WAKE, EINTR, HEALED, false},
+    {"auto", true, IO_RING_WAKE, EINVAL, HEALED, true},
+    {"uring", true, IO_RING_WAKE, EIO, HEALED, true},
     {"pread", false, IO_OPEN, EACCES, REFUSED, true},
     {"pread", false, IO_STAT, EIO, REFUSED, true},
 };
