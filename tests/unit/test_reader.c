@@ -3,7 +3,7 @@
 #include "reader_help.h"
 
 /* Sizes and offsets around pages, the end of the file, the first byte. */
-static const size_t sizes[] = {1, 511, 4095, 4096, 4097, 65536, 1048577};
+static const size_t sizes[] = {1, 511, 4095, 4096, 4097, 65536, 200001};
 
 static reader *reader_open(enum reader_backend backend, struct gallery *g)
 {
@@ -25,7 +25,7 @@ static void read_everything(enum reader_backend backend, const char *folder)
     uint32_t file;
     size_t n = 0;
 
-    gallery_make(&g, 7 * 49, reader_room(1048577));
+    gallery_make(&g, 7 * 28, reader_room(200001)); /* pairs of marks, in order */
     r = reader_open(backend, &g);
     for (size_t f = 0; f < sizeof(sizes) / sizeof(sizes[0]); f++) {
         char name[64];
