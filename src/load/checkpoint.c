@@ -316,7 +316,7 @@ side_status side_checkpoint_tensor(const side_checkpoint *checkpoint, size_t ind
     tensor->name_bytes = strlen(tensor->name);
     tensor->type = (side_dtype)row->type;
     tensor->rank = row->rank;
-    tensor->dims = checkpoint->dims + row->dims;
+    tensor->dims = ck_dims(checkpoint, row->dims);
     (void)ck_sizes(tensor->dims, row->rank, side_dtype_bits(tensor->type), &tensor->elements, &tensor->bytes);
     tensor->file = row->file;
     tensor->offset = checkpoint->files[row->file].data + row->begin;

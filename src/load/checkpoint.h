@@ -72,6 +72,11 @@ bool dtype_of(const char *text, size_t bytes, side_dtype *type);
 side_status ck_reserve(void **items, size_t *most, size_t count, size_t more, size_t bytes);
 /* Product of dimensions from left to right, and their bytes. False: more than 64 bits hold. Bits that fill no whole byte: *bytes is UINT64_MAX. */
 bool ck_sizes(const uint64_t *dims, uint32_t rank, uint32_t bits, uint64_t *elements, uint64_t *bytes);
+/* Dimensions from `at` on; NULL while there are none at all. */
+static inline const uint64_t *ck_dims(const side_checkpoint *ck, size_t at)
+{
+    return ck->dims != NULL ? ck->dims + at : NULL;
+}
 uint64_t ck_row_bytes(const side_checkpoint *ck, const struct ck_row *row);
 const char *ck_row_name(const side_checkpoint *ck, const struct ck_row *row);
 /* Row + 1 of that name; 0 none. */

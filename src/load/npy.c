@@ -235,7 +235,7 @@ side_status npy_parse(side_checkpoint *ck, struct ck_file *file, struct ck_row *
         wide += ck->dims[row->dims + i] != 1;
     if (fortran && wide > 1)
         return bad(&n, "the array is in Fortran order; save numpy.ascontiguousarray(array)");
-    if (!ck_sizes(ck->dims + row->dims, row->rank, side_dtype_bits((side_dtype)row->type), &elements, &bytes))
+    if (!ck_sizes(ck_dims(ck, row->dims), row->rank, side_dtype_bits((side_dtype)row->type), &elements, &bytes))
         return bad(&n, "the product of shape and type is more than 64 bits hold");
     return SIDE_OK;
 }

@@ -261,7 +261,7 @@ static side_status check_entry(struct st *st, const struct entry *e)
                                           : "data_offsets");
     if (e->end < e->begin)
         return fail_at(st, e->offsets_at, "data_offsets end before they begin");
-    if (!ck_sizes(st->ck->dims + e->dims, e->rank, side_dtype_bits(e->type), &elements, &bytes))
+    if (!ck_sizes(ck_dims(st->ck, e->dims), e->rank, side_dtype_bits(e->type), &elements, &bytes))
         return fail_at(st, e->shape_at, "the product of the shape and the dtype's bits is more than 64 bits hold");
     if (bytes == UINT64_MAX) {
         st->r.at = e->shape_at;

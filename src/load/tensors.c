@@ -76,7 +76,7 @@ uint64_t ck_row_bytes(const side_checkpoint *ck, const struct ck_row *row)
 {
     uint64_t elements = 0, bytes = 0;
 
-    (void)ck_sizes(ck->dims + row->dims, row->rank, side_dtype_bits((side_dtype)row->type), &elements, &bytes);
+    (void)ck_sizes(ck_dims(ck, row->dims), row->rank, side_dtype_bits((side_dtype)row->type), &elements, &bytes);
     return bytes;
 }
 
