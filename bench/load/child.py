@@ -1,9 +1,10 @@
-"""One process of the load benchmarks: imports, brings the device up, loads once, verifies, loads again, verifies. For compare.py, which times it.
+"""One process of the load benchmarks: imports, brings the device up, loads once, verifies; the same again, where the first load was no longer than
+SLOW_S and LOADS says 2. For compare.py, which times it.
 
-    child.py METHOD FOLDER DEVICE
+    child.py METHOD FOLDER DEVICE LOADS
 
-Prints one JSON object a line: {"event": ..., "at": seconds of CLOCK_MONOTONIC, ...}. Events: imported, context, loading, loaded, verified (twice
-these three), done; or failed, with the reason.
+Prints one JSON object a line: {"event": ..., "at": seconds of CLOCK_MONOTONIC, ...}. Events: imported, context, loading, loaded, verified (these
+three for each load), done; or failed, with the reason.
 """
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ import os
 import pathlib
 import sys
 import time
+
+SLOW_S = 2.0
 
 
 def say(event: str, **more: object) -> None:
@@ -57,7 +60,7 @@ def own_report(name: str) -> dict[str, object]:
 
 
 def main() -> None:
-    name, folder, device = sys.argv[1:4]
+    name, folder, device, loads = sys.argv[1:5]
     sys.path.insert(0, str(pathlib.Path(__file__).parent))
     import torch
 
@@ -70,17 +73,19 @@ def main() -> None:
     say("context", device_used=context_up(device))
     where = device if device.startswith("cuda") else "cpu"
     verify = data.verifier(pathlib.Path(folder), where)
-    for _ in range(2):
+    for _ in range(int(loads)):
         say("loading")
+        began = time.monotonic()
         tensors = methods.METHODS[name](folder, device)
         wait(device)
+        seconds = time.monotonic() - began
         say("loaded", bytes=sum(tensor.nbytes for tensor in tensors.values()), **own_report(name))
         wrong = verify(tensors)
         say("verified", wrong=wrong)
         del tensors
         if device.startswith("cuda"):
             torch.cuda.empty_cache()
-        if wrong:
+        if wrong or seconds > SLOW_S:
             break
     say("done", versions=versions())
 

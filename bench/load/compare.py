@@ -4,8 +4,8 @@
 
 A row is a set of files (data.py) in a state: "cache" (a disk's files, all in page cache), "tmpfs", "cold" (out of page cache, as mincore says). Of
 each run: wall time from the start of the process to the model ready, imports and context included; the first load and the second; peaks of memory;
-whether every byte was right, looked at after. Methods take turns, and the order turns too. A method four times as slow as the fastest runs three
-times, to fit the time; n says how often each ran. What fails is a row with its reason.
+whether every byte was right, looked at after. Methods take turns, and the order turns too. One that takes four times as long as the fastest runs
+again only where time is left; n says how often each ran. "cold" has no second load. What fails is a row with its reason.
 
 --small makes and runs all of it in seconds, to see that it works: --device cpu or sim compares nothing of interest.
 """
@@ -28,11 +28,10 @@ MIB = 1 << 20
 _PEERS = ["safetensors mmap", "safetensors pread", "safetensors threads", "safetensors pinned", "fastsafetensors", "fastsafetensors 16 MiB", "runai"]
 # (set, state, part of the time, methods)
 PLAN = [
-    ("D1", "cache", 0.34, ["sidestream", "instanttensor", "instanttensor buffered", *_PEERS]),
-    ("D1", "tmpfs", 0.22, ["sidestream", "instanttensor", "safetensors mmap", "fastsafetensors 16 MiB", "runai", "torch.load mmap",
-                           "torch.load map_location"]),
-    ("D1", "cold", 0.26, ["sidestream", "instanttensor", "safetensors mmap", "fastsafetensors 16 MiB", "runai"]),
-    ("D2", "cache", 0.13, ["sidestream", "sidestream stream", "instanttensor", "instanttensor buffered", "safetensors mmap", "fastsafetensors 16 MiB",
+    ("D1", "cache", 0.36, ["sidestream", "instanttensor", "instanttensor buffered", *_PEERS]),
+    ("D1", "tmpfs", 0.20, ["sidestream", "instanttensor", "safetensors mmap", "fastsafetensors 16 MiB", "torch.load mmap"]),
+    ("D1", "cold", 0.24, ["sidestream", "instanttensor", "safetensors mmap", "fastsafetensors 16 MiB", "runai"]),
+    ("D2", "cache", 0.15, ["sidestream", "sidestream stream", "instanttensor", "instanttensor buffered", "safetensors mmap", "fastsafetensors 16 MiB",
                            "runai"]),
     ("D3", "cache", 0.05, ["sidestream", "instanttensor", "safetensors mmap", "fastsafetensors", "runai"]),
 ]
@@ -79,11 +78,11 @@ class Bench:
             machine.warm(paths)
         return {"resident": machine.resident(paths), "how": how}
 
-    def run(self, method: str, folder: pathlib.Path) -> dict:
+    def run(self, method: str, folder: pathlib.Path, loads: int) -> dict:
         """Times and peaks of one process, or the reason why there are none."""
         began = time.monotonic()
-        process = subprocess.Popen([self.options.python, HERE / "child.py", method, folder, self.options.device], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([self.options.python, HERE / "child.py", method, folder, self.options.device, str(loads)],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         watch = machine.Watch(process.pid)
         try:
             out, errors = process.communicate(timeout=self.options.most)
@@ -109,13 +108,14 @@ class Bench:
         wrong = [one["wrong"] for one in verified if one["wrong"]]
         if wrong:
             return {"failed": f"WRONG BYTES: {wrong[0]}"}
-        first, second = (end["at"] - begin["at"] for begin, end in zip(loading, loaded))
+        seconds = [end["at"] - begin["at"] for begin, end in zip(loading, loaded)]
         context = all_of("context")[0]
         peaks = watch.peaks(loading[0]["at"], loaded[0]["at"])
         if "device_used" in peaks and context["device_used"]:
             peaks["device_extra"] = peaks.pop("device_used") - context["device_used"] - loaded[0]["bytes"]
-        return {"bytes": loaded[0]["bytes"], "wall_s": loaded[0]["at"] - began, "import_s": all_of("imported")[0]["at"] - began,
-                "context_s": context["at"] - all_of("imported")[0]["at"], "first_s": first, "second_s": second, "peaks": peaks,
+        imported = all_of("imported")[0]["at"]
+        return {"bytes": loaded[0]["bytes"], "wall_s": loaded[0]["at"] - began, "import_s": imported - began, "context_s": context["at"] - imported,
+                "first_s": seconds[0], "second_s": seconds[1] if len(seconds) > 1 else None, "peaks": peaks,
                 "reports": [one["report"] for one in loaded if "report" in one], "versions": events[-1]["versions"]}
 
     # ------------------------------------------------------------ a row of the plan
@@ -123,25 +123,32 @@ class Bench:
     def row(self, name: str, state: str, methods: list[str], folder: pathlib.Path, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         runs: dict[str, list[dict]] = {method: [] for method in methods}
-        dropped: set[str] = set()
-        for turn in range(self.options.repeats):
-            fastest = min((statistics.median(r["first_s"] for r in done) for done in runs.values() if done), default=0.0)
+        failed: set[str] = set()
+
+        def turn(number: int, slow_too: bool) -> None:
+            fastest = min((self.middle(done, "first_s") for done in runs.values() if done), default=0.0)
             for i in range(len(methods)):
-                method = methods[(i + turn) % len(methods)]
-                slow = turn >= 3 and runs[method] and statistics.median(r["first_s"] for r in runs[method]) > 4 * fastest
-                if method in dropped or slow or (time.monotonic() > deadline and turn > 0):
+                method = methods[(i + number) % len(methods)]
+                slow = bool(runs[method]) and self.middle(runs[method], "first_s") > 4 * fastest > 0
+                if method in failed or len(runs[method]) > number or (slow and not slow_too) or (time.monotonic() > deadline and number > 0):
                     continue
                 before = self.prepare(folder, state)
-                result = self.run(method, folder)
-                self.write({"set": name, "state": state, "method": method, "turn": turn} | before | result)
+                result = self.run(method, folder, loads=1 if state == "cold" else 2)
+                self.write({"set": name, "state": state, "method": method, "turn": number} | before | result)
                 if "failed" in result:
-                    dropped.add(method)
+                    failed.add(method)
                     self.rows.append({"set": name, "state": state, "method": method, "failed": result["failed"]})
                 else:
                     runs[method].append(result)
-        for method, done in runs.items():
-            if done:
-                self.rows.append({"set": name, "state": state, "method": method, "runs": done})
+
+        for slow_too in (False, True):
+            for number in range(self.options.repeats):
+                turn(number, slow_too)
+        self.rows += [{"set": name, "state": state, "method": method, "runs": done} for method, done in runs.items() if done]
+
+    @staticmethod
+    def middle(runs: list[dict], key: str) -> float:
+        return statistics.median(run[key] for run in runs if run[key] is not None)
 
     def raw_disk(self, folder: pathlib.Path) -> float:
         """The best rate of O_DIRECT reads from the disk, over a few depths."""
@@ -197,16 +204,23 @@ class Bench:
             if "failed" in row:
                 print(f"{head:44} failed: {row['failed']}")
                 continue
-            runs = row["runs"]
-            nbytes, first, second = runs[0]["bytes"], *(statistics.median(r[key] for r in runs) for key in ("first_s", "second_s"))
+            runs, nbytes = row["runs"], row["runs"][0]["bytes"]
             memory = [max((r["peaks"].get(key, 0) for r in runs), default=0) // MIB for key in ("host_taken", "device_extra")]
+            rates = [nbytes / self.middle(runs, key) / 1e9 if has(runs, key) else 0.0 for key in ("first_s", "second_s")]
+            again = f"{rates[1] / link:6.3f}" if rates[1] else f"{'':6}"
             print(f"{head:44} {len(runs):2} {spread(runs, 'wall_s'):>14} {spread(runs, 'first_s'):>14} {spread(runs, 'second_s'):>14} "
-                  f"{nbytes / first / 1e9:6.2f} {nbytes / first / 1e9 / link:6.3f} {nbytes / second / 1e9 / link:6.3f}  {memory[0]}, {memory[1]}")
+                  f"{rates[0]:6.2f} {rates[0] / link:6.3f} {again}  {memory[0]}, {memory[1]}")
+
+
+def has(runs: list[dict], key: str) -> bool:
+    return any(run[key] is not None for run in runs)
 
 
 def spread(runs: list[dict], key: str) -> str:
     """Median, and half of what lies between the least and the most."""
-    values = [run[key] for run in runs]
+    values = [run[key] for run in runs if run[key] is not None]
+    if not values:
+        return ""
     return f"{statistics.median(values):.3f} ±{(max(values) - min(values)) / 2:.3f}"
 
 

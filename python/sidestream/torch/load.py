@@ -132,14 +132,13 @@ class Running:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that lies in the blocks, by name: each is no view of another, so that writing to one does not count as writing to the others."""
         result = {}
-        dtypes, storages, empty = DTYPES, self.storages, torch.empty
         device = torch.device("cpu") if self.where.host else self.where.device
+        fresh = [torch.empty(0, dtype=dtype, device=device).new_empty for dtype in DTYPES]
+        storages = self.storages
         for spec in self.load.specs():
-            if spec is None:
-                continue
-            name, dtype, shape, strides, offset, arena = spec
-            tensor = empty(0, dtype=dtypes[dtype], device=device)
-            result[name] = tensor.set_(storages[arena], offset, shape, strides) if arena >= 0 else tensor.new_empty(shape)
+            if spec is not None:
+                name, dtype, shape, strides, offset, arena = spec
+                result[name] = fresh[dtype](0).set_(storages[arena], offset, shape, strides) if arena >= 0 else fresh[dtype](shape)
         return result
 
     def join(self) -> None:
