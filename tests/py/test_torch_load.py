@@ -1,6 +1,8 @@
 """load_file, stream, safe_open and load_model: every byte where it belongs, as safetensors has it where that is installed."""
 import gc
 import os
+import pathlib
+import re
 import threading
 import weakref
 
@@ -273,9 +275,9 @@ def test_as_safetensors_has_it(tmp_path):
             assert (a.get_shape(), a.get_dtype()) == (b.get_shape(), b.get_dtype())
             for index in [slice(1, 3), (slice(None), slice(1, 2)), 0] if tensors[name].dim() == 3 else []:
                 same(a[index], b[index].contiguous())  # theirs are views, and keep the whole
-    for name in tensors:  # what we load can be saved, and is the same again
-        reference.save_file(st.load_file(path), tmp_path / "b.safetensors")
-        same(reference.load_file(tmp_path / "b.safetensors")[name], tensors[name])
+    reference.save_file(st.load_file(path), tmp_path / "b.safetensors")  # what we load can be saved, and is the same again
+    for name, tensor in reference.load_file(tmp_path / "b.safetensors").items():
+        same(tensor, tensors[name])
 
 
 # ---------------------------------------------------------------- load_model
@@ -338,6 +340,24 @@ def test_load_model_of_tied_parameters(tmp_path):
     both = net_file(tmp_path / "b.safetensors", **{"again.weight": ("F32", (6, 4))})
     with pytest.raises(RuntimeError, match="unexpected in the file: again.weight"):
         st.load_model(net, both)
+
+
+# ---------------------------------------------------------------- the page
+
+def test_the_page_runs(tmp_path):
+    """Every block of docs/load-in-pytorch.md, one after the other, on the software device."""
+    net_file(tmp_path / "model.safetensors")
+    os.mkdir(tmp_path / "model")
+    net_file(tmp_path / "model/model.safetensors")
+    text = (pathlib.Path(__file__).parent.parent.parent / "docs/load-in-pytorch.md").read_text()
+    placed = {}
+    names = {"model": Net(), "names": ["second.weight", "count"], "place": placed.__setitem__}
+    for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        program = program.replace('device="cuda"', 'device="sim"').replace('"model', f'"{tmp_path}/model')
+        exec(compile(program, "load-in-pytorch.md", "exec"), names)
+    assert list(placed) == ["second.weight", "count"] and (names["missing"], names["unexpected"]) == ([], [])
+    assert raw(names["rows"]) == raw(names["whole"][2:5]) and names["texts"] is None and len(names["names"]) == 4
+    assert raw(names["model"].first.bias) == raw(names["weights"]["first.bias"])
 
 
 # ---------------------------------------------------------------- processes

@@ -1,7 +1,9 @@
-"""Feeds PyTorch loops: copies run on a side stream while the GPU computes.
+"""Feeds PyTorch loops: copies run on a side stream while the GPU computes. And loads checkpoints at the speed of the link.
 
     loader = sidestream.torch.Prefetcher(loader)      # the one changed line
     for batch in loader: ...                          # batches are on the GPU, in order, safe to keep
+
+    weights = sidestream.torch.load_file("model.safetensors", device="cuda")
 
 Needs PyTorch 2.9 or newer: pip install '.[torch]' brings it. Names are loaded when they are first used; importing this package imports nothing of
 PyTorch.
