@@ -124,9 +124,11 @@ SIDE_API side_status side_load_get_arena(side_load *load, size_t arena, side_loa
  * queued on `stream` so far (NULL: nobody uses it). */
 SIDE_API side_status side_load_give_arena(side_load *load, size_t arena, void *data, side_stream *stream);
 
+#define SIDE_LOAD_ALL SIZE_MAX /* as a part: all of them */
 /* Blocks until all of the part is read and its copies are queued, then makes `stream` wait for exactly these (NULL: the host waits until they are done). What
  * was read is as the file was then; that the file has not been changed meanwhile is known after join. Any thread.
- * SIDE_STATE: its arena has no memory, or the stream is being captured. The load's first failure, or SIDE_CANCELLED, where it did not get so far. */
+ * SIDE_STATE: its arena (of SIDE_LOAD_ALL: any) has no memory, or the stream is being captured. Give all arenas before you wait: pieces for one that has no memory
+ * keep their slots. The load's first failure, or SIDE_CANCELLED, where it did not get so far. */
 SIDE_API side_status side_load_wait(side_load *load, size_t part, side_stream *stream);
 /* SIDE_OK: there, for the host and for every stream; SIDE_AGAIN: not yet. Does not block. */
 SIDE_API side_status side_load_query(side_load *load, size_t part);

@@ -156,6 +156,8 @@ struct side_load {
     uint32_t done_pieces;
     uint64_t queued, done; /* sequences: the last given, the last known to be done */
     uint64_t done_clock_ns;
+    uint32_t waited_stream; /* number of the stream that was made to wait last, and for which sequence: what is before needs no call */
+    uint64_t waited;
     uint32_t ready;      /* parts */
     uint32_t next_arena; /* ours, to be allocated */
     bool pinning;        /* the thread that makes slots is at it */
@@ -237,7 +239,7 @@ void load_arenas_finish(side_load *l);
 /* ---- load_wait.c */
 
 /* As side_load_wait. patient: also for an arena's memory. */
-side_status load_wait_part(side_load *l, uint32_t part, side_stream *stream, bool patient);
+side_status load_wait_part(side_load *l, size_t part, side_stream *stream, bool patient);
 
 /* ---- load_source.c */
 

@@ -42,14 +42,29 @@ side_status side_load_get_place(side_load *load, size_t part, side_load_place *p
     return SIDE_OK;
 }
 
-/* Locked; so is the next. */
-static side_status wait_queued(side_load *l, const struct load_part *p, bool patient)
+/* The first arena that keeps the part from coming; LOAD_NONE: none. Locked, as the next ones. */
+static uint32_t arena_missing(const side_load *l, size_t part)
+{
+    if (part != SIDE_LOAD_ALL)
+        return l->plan.parts[part].arena != LOAD_NONE && load_part_data(&l->plan, &l->plan.parts[part]) == NULL
+                   ? l->plan.parts[part].arena
+                   : LOAD_NONE;
+    for (uint32_t i = 0; i < l->plan.arena_count; i++)
+        if (l->plan.arenas[i].data == NULL)
+            return i;
+    return LOAD_NONE;
+}
+
+static side_status wait_queued(side_load *l, size_t part, bool patient)
 {
     side_status r;
 
-    while ((r = load_failure(l)) == SIDE_OK && p->left > 0) {
-        if (!patient && (l->options.flags & SIDE_LOAD_GIVEN) != 0 && load_part_data(&l->plan, p) == NULL)
-            return error_set(SIDE_STATE, "side_load_wait", "arena %u has no memory: side_load_give_arena", p->arena);
+    while ((r = load_failure(l)) == SIDE_OK &&
+           (part == SIDE_LOAD_ALL ? l->ready < l->plan.part_count : l->plan.parts[part].left > 0)) {
+        const uint32_t missing = patient || (l->options.flags & SIDE_LOAD_GIVEN) == 0 ? LOAD_NONE
+                                                                                      : arena_missing(l, part);
+        if (missing != LOAD_NONE)
+            return error_set(SIDE_STATE, "side_load_wait", "arena %u has no memory: side_load_give_arena", missing);
         pthread_cond_wait(&l->changed, &l->mutex);
     }
     return r;
@@ -66,24 +81,40 @@ static side_status wait_done(side_load *l, uint64_t sequence)
     return r;
 }
 
-side_status load_wait_part(side_load *l, uint32_t part, side_stream *stream, bool patient)
+/* A stream that waits for a copy waits for those that were queued before it. */
+static side_status wait_on_stream(side_load *l, uint64_t sequence, side_stream *stream)
 {
-    const struct load_part *p = &l->plan.parts[part];
+    side_status r = SIDE_OK;
+
+    if (stream->number == l->waited_stream && sequence <= l->waited)
+        return SIDE_OK;
+    r = fence_wait(&l->copying[sequence % l->slot_most]->copied, l->device, stream, 0, SITE_LOAD_READY);
+    if (r == SIDE_OK) {
+        l->waited_stream = stream->number;
+        l->waited = sequence;
+    }
+    return r;
+}
+
+side_status load_wait_part(side_load *l, size_t part, side_stream *stream, bool patient)
+{
     side_status r;
 
     pthread_mutex_lock(&l->mutex);
-    r = wait_queued(l, p, patient);
-    if (r == SIDE_OK && (stream == NULL || p->sequence <= l->done))
-        r = wait_done(l, p->sequence);
+    r = wait_queued(l, part, patient);
+    const uint64_t sequence = part == SIDE_LOAD_ALL ? l->queued : l->plan.parts[part].sequence;
+    if (r == SIDE_OK && (stream == NULL || sequence <= l->done))
+        r = wait_done(l, sequence);
     else if (r == SIDE_OK)
-        r = fence_wait(&l->copying[p->sequence % l->slot_most]->copied, l->device, stream, 0, SITE_LOAD_READY);
+        r = wait_on_stream(l, sequence, stream);
     pthread_mutex_unlock(&l->mutex);
     return r;
 }
 
 side_status side_load_wait(side_load *load, size_t part, side_stream *stream)
 {
-    side_status r = part_check(load, part, "side_load_wait");
+    side_status r = part == SIDE_LOAD_ALL ? load_enter(load, "side_load_wait")
+                                          : part_check(load, part, "side_load_wait");
     bool capturing = false;
 
     if (r == SIDE_OK && stream != NULL && stream->device != load->device)
@@ -93,7 +124,7 @@ side_status side_load_wait(side_load *load, size_t part, side_stream *stream)
     if (r == SIDE_OK && capturing)
         return error_set(SIDE_STATE, "side_load_wait",
                          "the stream is being captured: wait before the capture, or on another stream");
-    return r == SIDE_OK ? load_wait_part(load, (uint32_t)part, stream, false) : r;
+    return r == SIDE_OK ? load_wait_part(load, part, stream, false) : r;
 }
 
 side_status side_load_query(side_load *load, size_t part)
