@@ -62,12 +62,20 @@ static uint32_t part_at(const side_load *l, uint32_t i)
     return (l->options.flags & SIDE_LOAD_IN_ORDER) != 0 ? i : l->plan.order[i];
 }
 
+/* A part without bytes is there before its arena is. */
+static char *data_of(const side_load *l, const struct load_part *p)
+{
+    static char nothing[1];
+
+    return p->bytes > 0 ? load_part_data(&l->plan, p) : nothing;
+}
+
 /* ---------------------------------------------------------------- host memory */
 
 static side_status sum_host(side_load *l, uint32_t part)
 {
     const struct load_part *p = &l->plan.parts[part];
-    const char *data = load_part_data(&l->plan, p);
+    const char *data = data_of(l, p);
     const uint64_t blocks = blocks_of(p);
     uint64_t sums[HOST_BLOCKS * 8];
     side_xxh3 state;
@@ -87,7 +95,7 @@ static side_status sum_host(side_load *l, uint32_t part)
 static side_status add(struct load_check *c, struct round *r, uint32_t part)
 {
     const struct load_part *p = &c->load->plan.parts[part];
-    char *data = load_part_data(&c->load->plan, p);
+    char *data = data_of(c->load, p);
     const uint64_t left = blocks_of(p) - c->cursor;
     struct item *item = &r->items[r->count];
     side_op op = SIDE_OP_INIT;
