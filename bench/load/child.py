@@ -70,6 +70,7 @@ def main() -> None:
     if package is not None:
         importlib.import_module(package)
     say("imported")
+    device = "cuda:0" if device == "cuda" else device  # some want the number
     say("context", device_used=context_up(device))
     where = device if device.startswith("cuda") else "cpu"
     verify = data.verifier(pathlib.Path(folder), where)

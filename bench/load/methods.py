@@ -107,7 +107,7 @@ def runai(folder: str, device: str) -> Tensors:
 
 def _instanttensor(folder: str, device: str, **more: object) -> Tensors:
     from instanttensor import safe_open
-    with safe_open(_files(folder), framework="pt", device=0 if device == "cuda" else device, **more) as opened:
+    with safe_open(_files(folder), framework="pt", device=device, **more) as opened:
         return dict(opened.tensors())
 
 

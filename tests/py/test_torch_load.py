@@ -13,9 +13,11 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import checkpoints  # noqa: E402
 import sidestream  # noqa: E402
 import sidestream.torch as st  # noqa: E402
+from sidestream.torch import load  # noqa: E402
 from torch_help import run_torch  # noqa: E402
 
-DEVICES = ["cpu", "sim"]
+GPU = ["cuda"] if torch.cuda.is_available() else []
+DEVICES = ["cpu", "sim", *GPU]
 ALL = checkpoints.of(**{f"all.{name}": (name, (4, 8)) for name in checkpoints.DTYPES}, scalar=("F32", ()), none=("I64", (3, 0, 2)),
                      row=("BF16", (1, 5)), odd=("F4", (2, 3)), big=("F32", (700, 500)))
 
@@ -31,7 +33,7 @@ def shards():
 
 
 def raw(tensor):
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() if tensor.numel() else b""
 
 
 def check(tensors, expected, order=False):
@@ -39,7 +41,7 @@ def check(tensors, expected, order=False):
     for name, tensor in tensors.items():
         dtype, shape, data = expected[name]
         bits, known = checkpoints.DTYPES[dtype]
-        assert raw(tensor) == data and tensor.is_contiguous() and not tensor.requires_grad and tensor.device.type == "cpu", name
+        assert raw(tensor) == data and tensor.is_contiguous() and not tensor.requires_grad, name
         if bits >= 8:
             assert (tensor.dtype, tuple(tensor.shape)) == (getattr(torch, known), shape), name
         elif shape[-1] * bits % 8 == 0:
@@ -54,6 +56,7 @@ def check(tensors, expected, order=False):
 def test_load_file(file, device):
     tensors = st.load_file(file, device=device)
     check(tensors, ALL)
+    assert {t.device.type for t in tensors.values()} == {"cpu" if device == "sim" else device}
     stats = st.last_load()
     assert stats["bytes"] == sum(len(data) for _, _, data in ALL.values()) and stats["ready"] == len(ALL)
     assert stats["moved_bytes"] > 0 and stats["routes"]  # pad=5: most of it could not stay where it was in the file
@@ -158,6 +161,20 @@ def test_a_file_that_shrinks(tmp_path):
             opened.get_tensor("t0")
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_memory_for_it(file, monkeypatch, device):
+    """What PyTorch says of it comes through, and the load that was under way ends."""
+    def none(self, nbytes):
+        raise torch.OutOfMemoryError("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load.Where, "memory", none)
+        for call in st.load_file, st.stream:
+            with pytest.raises(torch.OutOfMemoryError, match="none left"):
+                call(file, device)
+    check(st.load_file(file, device), ALL)
+
+
 # ---------------------------------------------------------------- stream
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -198,12 +215,12 @@ def test_a_stream_whose_file_changes_says_so_at_the_end(file):
 def test_loads_of_several_threads(file):
     wrong = []
 
-    def load(device):
+    def load_often(device):
         for _ in range(5):
             if raw(st.load_file(file, device)["big"]) != ALL["big"][2]:
                 wrong.append(device)
 
-    threads = [threading.Thread(target=load, args=(device,)) for device in DEVICES * 2]
+    threads = [threading.Thread(target=load_often, args=(device,)) for device in DEVICES * 2]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -295,8 +312,10 @@ def net_file(path, **more):
                                                      "count": ("I64", ())} | more))
 
 
-def test_load_model_fills_what_is_there(tmp_path):
-    path, net = net_file(tmp_path / "a.safetensors"), Net()
+@pytest.mark.parametrize("device", ["cpu", *GPU])
+def test_load_model_fills_what_is_there(tmp_path, device):
+    path, net = net_file(tmp_path / "a.safetensors"), Net().to(device)
+    net.second.cpu()  # a device each
     before = {name: value.data_ptr() for name, value in net.state_dict().items()}
     version = net.first.weight._version
     assert st.load_model(net, path) == ([], [])
@@ -306,11 +325,12 @@ def test_load_model_fills_what_is_there(tmp_path):
     assert net.first.weight._version > version and net.first.weight.requires_grad
 
 
-def test_load_model_converts_what_is_of_another_kind(tmp_path):
-    path, net = net_file(tmp_path / "a.safetensors"), Net(torch.bfloat16)
-    net.second.weight = torch.nn.Parameter(torch.zeros(6, 4).t())  # not contiguous
+@pytest.mark.parametrize("device", ["cpu", *GPU])
+def test_load_model_converts_what_is_of_another_kind(tmp_path, device):
+    path, net = net_file(tmp_path / "a.safetensors"), Net(torch.bfloat16).to(device)
+    net.second.weight = torch.nn.Parameter(torch.zeros(6, 4, device=device).t())  # not contiguous
     st.load_model(net, path)
-    wanted = st.load_file(path)
+    wanted = st.load_file(path, device)
     assert torch.equal(net.second.weight.nan_to_num(), wanted["second.weight"].nan_to_num())
     assert torch.equal(net.first.weight.nan_to_num(), wanted["first.weight"].bfloat16().nan_to_num()) and net.first.weight.dtype == torch.bfloat16
 
