@@ -199,6 +199,9 @@ class Bench:
         print(f"{unit} {link:.1f} GB/s ({min(self.link):.1f} to {max(self.link):.1f}){deep}")
         print(f"{'set state method':44} {'n':>2} {'wall s':>14} {'first s':>14} {'second s':>14} {'GB/s':>6} {'/link':>6} {'2nd':>6}  "
               "host, device MiB")
+        places = [row[:2] for row in PLAN]
+        self.rows.sort(key=lambda row: (places.index((row["set"], row["state"])), "failed" in row, 0 if "failed" in row
+                                        else self.middle(row["runs"], "first_s")))
         for row in self.rows:
             head = f"{row['set']} {row['state']:5} {row['method']}"
             if "failed" in row:

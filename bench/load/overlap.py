@@ -87,11 +87,13 @@ def beside(make: Callable[[str], Iterator[torch.Tensor]], folder: str, nbytes: i
     thread = threading.Thread(target=lambda: result.append(products.run(stop)))
     began = time.monotonic()
     thread.start()
-    kept = list(make(folder))
-    torch.cuda.current_stream().synchronize()
-    seconds = time.monotonic() - began
-    stop.set()
-    thread.join()
+    try:
+        kept = list(make(folder))
+        torch.cuda.current_stream().synchronize()
+        seconds = time.monotonic() - began
+    finally:
+        stop.set()
+        thread.join()
     del kept
     return seconds, result[0]
 
