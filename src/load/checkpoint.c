@@ -263,6 +263,8 @@ side_status side_checkpoint_open(const char *path, const side_checkpoint_options
     ck->flags = o.flags;
     ck->seed = (uintptr_t)ck * UINT64_C(0x9e3779b97f4a7c15) ^ os_now_ns();
     s = add(ck, path, o.format);
+    if (s == SIDE_OK)
+        s = ck_trim(ck);
     if (s != SIDE_OK) {
         side_checkpoint_close(ck);
         return s;

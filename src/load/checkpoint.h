@@ -11,7 +11,7 @@
  *     st_write.c      tensors to the header of a safetensors file
  *     writer.c        the file itself: beside its path, then renamed
  *
- * The table costs, beside the headers, which are kept since names lie in them: a row of 24 bytes, 8 a dimension, 4 to 8 of buckets.
+ * The table costs, beside the headers, which are kept since names lie in them: a row of 24 bytes, 8 a dimension, 4 to 6 of buckets.
  *
  *     text      ...{"name\0:{"dtype":...    the header as read; names and metadata unescaped in place
  *     rows      begin | name | dims | next  | file | type | rank
@@ -70,6 +70,8 @@ bool dtype_of(const char *text, size_t bytes, side_dtype *type);
 
 /* Room for `more` elements of `bytes` behind `count`: at least doubles. *items moves. */
 side_status ck_reserve(void **items, size_t *most, size_t count, size_t more, size_t bytes);
+/* Gives back what rows and dimensions do not use. */
+side_status ck_trim(side_checkpoint *ck);
 /* Product of dimensions from left to right, and their bytes. False: more than 64 bits hold. Bits that fill no whole byte: *bytes is UINT64_MAX. */
 bool ck_sizes(const uint64_t *dims, uint32_t rank, uint32_t bits, uint64_t *elements, uint64_t *bytes);
 /* Dimensions from `at` on; NULL while there are none at all. */

@@ -58,6 +58,35 @@ side_status ck_reserve(void **items, size_t *most, size_t count, size_t more, si
     return SIDE_OK;
 }
 
+static side_status trim(void **items, size_t *most, size_t count, size_t bytes)
+{
+    void *made;
+
+    if (*most - count <= *most / 16)
+        return SIDE_OK;
+    made = mem_zalloc(count, bytes);
+    if (made == NULL)
+        return SIDE_NO_MEMORY;
+    if (count != 0)
+        memcpy(made, *items, count * bytes);
+    mem_free(*items);
+    *items = made;
+    *most = count;
+    return SIDE_OK;
+}
+
+side_status ck_trim(side_checkpoint *ck)
+{
+    void *rows = ck->rows, *dims = ck->dims;
+    side_status s = trim(&rows, &ck->row_most, ck->row_count, sizeof(*ck->rows));
+
+    ck->rows = rows;
+    if (s == SIDE_OK)
+        s = trim(&dims, &ck->dim_most, ck->dim_count, sizeof(*ck->dims));
+    ck->dims = dims;
+    return s;
+}
+
 bool ck_sizes(const uint64_t *dims, uint32_t rank, uint32_t bits, uint64_t *elements, uint64_t *bytes)
 {
     uint64_t n = 1, all;

@@ -136,4 +136,26 @@ T_TEST(prefaces)
     refuses(path, "offset 8: a header of 10001 bytes; 10000 are possible");
 }
 
-T_MAIN(T(rules), T(what_is_read), T(prefaces))
+/* Whatever a file is changed to, it is taken or refused, and that is all. */
+T_TEST(damaged)
+{
+    static const char some[] = "{}()',:<>|0123456789FTL \n\x93\xff";
+    const char *path = in_folder("some.npy"), *header = rows[0].header;
+
+    T_FOR_SEEDS (seed, 300) {
+        t_rng rng = t_rng_make(seed);
+        unsigned char all[128] = "\x93NUMPY\1";
+        side_checkpoint *ck = NULL;
+        const size_t n = strlen(header);
+        all[8] = (unsigned char)n;
+        memcpy(all + 10, header, n);
+        for (uint64_t k = t_rng_below(&rng, 3) + 1; k > 0; k--)
+            all[t_rng_below(&rng, 10 + n)] = (unsigned char)some[t_rng_below(&rng, sizeof(some) - 1)];
+        write_bytes(path, all, (size_t)t_rng_below(&rng, 10) == 0 ? (size_t)t_rng_below(&rng, 10 + n) : 34 + n);
+        const side_status s = side_checkpoint_open(path, NULL, &ck);
+        assert_true(s == SIDE_OK || (s == SIDE_INVALID && strstr(side_last_error()->message, "npy, offset ") != NULL));
+        side_checkpoint_close(ck);
+    }
+}
+
+T_MAIN(T(damaged), T(rules), T(what_is_read), T(prefaces))
