@@ -291,6 +291,75 @@ T_TEST(cancel_at_every_read)
     }
 }
 
+/* Many threads wait, ask and look at once, one cancels: each is told the same, and nobody hangs. */
+struct waiter {
+    struct load_rig *r;
+    side_stream *stream;
+    uint64_t seed;
+    side_status worst;
+};
+
+static void *wait_for_all(void *waiter)
+{
+    struct waiter *w = waiter;
+    t_rng rng = t_rng_make(w->seed);
+    const size_t count = side_load_count(w->r->load), first = t_rng_below(&rng, count);
+    side_load_stats stats;
+
+    for (size_t k = 0; k < count && w->worst == SIDE_OK; k++) {
+        const size_t part = (first + k) % count;
+        if (t_rng_chance(&rng, 8))
+            T_OK(side_load_get_stats(w->r->load, &stats));
+        w->worst = t_rng_chance(&rng, 4) ? side_load_query(w->r->load, part)
+                                         : side_load_wait(w->r->load, part, t_rng_chance(&rng, 3) ? NULL : w->stream);
+        if (w->worst == SIDE_AGAIN)
+            w->worst = SIDE_OK;
+    }
+    if (w->worst == SIDE_OK)
+        w->worst = side_load_wait(w->r->load, SIDE_LOAD_ALL, w->stream);
+    return NULL;
+}
+
+T_TEST(waiters_on_many_threads)
+{
+    enum { WAITERS = 4 };
+
+    T_FOR_SEEDS (seed, 60) {
+        side_device *dev = load_device("", seed);
+        t_rng rng = t_rng_make(seed);
+        struct waiter w[WAITERS];
+        pthread_t threads[WAITERS];
+        struct load_rig r;
+        const bool cancels = seed % 2 == 0;
+
+        prepare(&r, dev, &ways[seed / 2 % 3], seed);
+        T_OK(side_load_start(dev, r.ck, &r.o, &r.load));
+        if ((r.o.flags & SIDE_LOAD_GIVEN) != 0)
+            T_OK(load_give(&r));
+        for (int i = 0; i < WAITERS; i++) {
+            w[i] = (struct waiter){.r = &r, .seed = seed * WAITERS + (uint64_t)i};
+            T_OK(side_stream_create(dev, &w[i].stream));
+            assert_int_equal(pthread_create(&threads[i], NULL, wait_for_all, &w[i]), 0);
+        }
+        if (cancels)
+            side_load_cancel(r.load);
+        side_status s = side_load_join(r.load, NULL);
+        for (int i = 0; i < WAITERS; i++) {
+            assert_int_equal(pthread_join(threads[i], NULL), 0);
+            if (w[i].worst != s && !(cancels && w[i].worst == SIDE_OK)) /* it may have had all before */
+                T_FAIL("a waiter says %s, join %s", side_status_name(w[i].worst), side_status_name(s));
+            T_OK(side_stream_sync(w[i].stream, 0));
+            side_stream_destroy(w[i].stream);
+        }
+        if (s != SIDE_OK && !(cancels && s == SIDE_CANCELLED))
+            T_FAIL("%s: %s", side_status_name(s), side_last_error()->message);
+        if (s == SIDE_OK)
+            T_OK(load_look(&r, &rng));
+        load_rig_finish(&r);
+        load_close(dev);
+    }
+}
+
 /* ---------------------------------------------------------------- the device never finishes */
 
 static struct kept {
@@ -418,5 +487,5 @@ T_TEST(pinned_memory_is_short)
 
 T_MAIN(T_LONG(every_allocation_fails, 60), T_LONG(every_device_call_fails, 60),
        T_LONG(device_memory_ends_at_every_call, 60), T_LONG(device_lost_at_every_call, 60), T(every_read_fails),
-       T(files_that_change), T(cancel_at_every_read), T_LONG(device_hangs_at_every_operation, 60), T(memory_is_short),
-       T(pinned_memory_is_short))
+       T(files_that_change), T(cancel_at_every_read), T(waiters_on_many_threads),
+       T_LONG(device_hangs_at_every_operation, 60), T(memory_is_short), T(pinned_memory_is_short))
