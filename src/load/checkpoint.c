@@ -20,7 +20,7 @@ static uint64_t in_ns(struct timespec t)
 
 /* ---------------------------------------------------------------- files */
 
-/* Not blocking, or a FIFO of that name would hold up the caller. */
+/* Not blocking, or a FIFO of that name would hold up the caller; but blocking from then on, since io_uring makes a difference for regular files too. */
 side_status ck_file_open(struct ck_file *file)
 {
     struct stat there;
@@ -35,6 +35,7 @@ side_status ck_file_open(struct ck_file *file)
         return error_set_errno(SIDE_IO, where, errno, "cannot read %s", ck_shown(file->path));
     if (!S_ISREG(there.st_mode))
         return error_set(SIDE_INVALID, where, "%s is no regular file", ck_shown(file->path));
+    (void)fcntl(file->fd, F_SETFL, O_RDONLY);
     file->bytes = (uint64_t)there.st_size;
     file->device = there.st_dev;
     file->inode = there.st_ino;

@@ -182,11 +182,13 @@ static side_status check_entry(const side_checkpoint *ck, const struct index *x,
 {
     const char *name = x->file.text + e->name, *shard = x->file.text + e->shard;
     const size_t row = ck_find(ck, name, strlen(name));
-    char shown[CK_NAME_SHOWN];
+    char shown[CK_NAME_SHOWN] = "";
     bool there;
 
-    ck_escaped(name, strlen(name), shown);
-    if (row == 0 || ck->rows[row - 1].file != place_of(&x->shards, shard, &there))
+    const bool right = row != 0 && ck->rows[row - 1].file == place_of(&x->shards, shard, &there);
+    if (!right || listed[row - 1])
+        ck_escaped(name, strlen(name), shown);
+    if (!right)
         return error_set(SIDE_INVALID, where, "%s, offset %u: tensor \"%s\" is not in %.80s, but %.80s",
                          ck_shown(x->file.path), e->name, shown, shard,
                          row == 0 ? "in no shard" : ck_shown(ck->files[ck->rows[row - 1].file].path));
@@ -227,6 +229,11 @@ side_status ck_add_index(side_checkpoint *ck, const char *path)
         return SIDE_NO_MEMORY;
     strcpy(x.file.path, path);
     s = read_index(&x);
+    if (s == SIDE_OK) {
+        void *rows = ck->rows;
+        s = ck_reserve(&rows, &ck->row_most, 0, x.count, sizeof(*ck->rows));
+        ck->rows = rows;
+    }
     if (s == SIDE_OK)
         s = add_files(ck, path, slash != NULL ? (size_t)(slash + 1 - path) : 0, &x.shards);
     if (s == SIDE_OK)

@@ -138,11 +138,12 @@ static size_t bucket_of(const side_checkpoint *ck, const char *name, size_t byte
     return (size_t)(((unsigned __int128)h * ck->bucket_count) >> 64);
 }
 
+/* The name has no NUL in it: so the other one is read no further than to its own. */
 static size_t find_in(const side_checkpoint *ck, size_t bucket, const char *name, size_t bytes)
 {
     for (size_t i = ck->buckets[bucket]; i != 0; i = ck->rows[i - 1].next) {
         const char *other = ck_row_name(ck, &ck->rows[i - 1]);
-        if (strlen(other) == bytes && memcmp(other, name, bytes) == 0)
+        if (strncmp(other, name, bytes) == 0 && other[bytes] == '\0')
             return i;
     }
     return 0;
@@ -150,7 +151,9 @@ static size_t find_in(const side_checkpoint *ck, size_t bucket, const char *name
 
 size_t ck_find(const side_checkpoint *ck, const char *name, size_t bytes)
 {
-    return ck->bucket_count != 0 ? find_in(ck, bucket_of(ck, name, bytes), name, bytes) : 0;
+    return ck->bucket_count != 0 && memchr(name, '\0', bytes) == NULL
+               ? find_in(ck, bucket_of(ck, name, bytes), name, bytes)
+               : 0;
 }
 
 static void enter(side_checkpoint *ck, size_t bucket, size_t index)
@@ -171,7 +174,7 @@ static void enter_again(side_checkpoint *ck, size_t count)
 /* Buckets for all rows, with those before `entered` in them. */
 static side_status buckets_reserve(side_checkpoint *ck, size_t entered)
 {
-    size_t want = ck->file_most > 1 ? ck->row_count + ck->row_count / 2 : ck->row_count;
+    const size_t want = ck->row_most; /* of a header its tensors, of an index all; and grows as rows do */
 
     if (ck->row_count <= ck->bucket_count)
         return SIDE_OK;
