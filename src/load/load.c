@@ -154,6 +154,22 @@ static side_status stream_make(side_load *l)
     return r;
 }
 
+/* A matter of speed alone: without the thread the first slots do. */
+static void pins_start(side_load *l)
+{
+    side_error kept;
+
+    l->pinning = l->slot_count < l->slot_most;
+    if (!l->pinning)
+        return;
+    error_copy(&kept);
+    l->has_pins = os_thread_create(&l->pins, "side-pin", load_slots_thread, l) == SIDE_OK;
+    if (l->has_pins)
+        return;
+    l->pinning = false;
+    error_restore(&kept);
+}
+
 static side_status plan_make(side_load *l, const side_load_options *o)
 {
     side_status r = load_plan_parts(&l->plan, l->checkpoint, o);
@@ -165,33 +181,23 @@ static side_status plan_make(side_load *l, const side_load_options *o)
     if (r == SIDE_OK)
         r = load_slots_begin(l);
     if (r == SIDE_OK)
+        pins_start(l); /* while the pieces are cut */
+    if (r == SIDE_OK)
         r = load_plan_pieces(&l->plan, l->slot_bytes, (o->flags & SIDE_LOAD_IN_ORDER) != 0, l->to_host);
     if (r != SIDE_OK)
         return r;
-    if (l->slot_most > l->plan.piece_count) /* never less than what is made: the first block was as few */
-        l->slot_most = l->plan.piece_count > l->slot_count ? l->plan.piece_count : l->slot_count;
     for (uint32_t i = 0; i < l->plan.part_count; i++)
         l->ready += l->plan.parts[i].left == 0;
     return SIDE_OK;
 }
 
-/* From here on others know the load. Threads for slots are a matter of speed alone. */
+/* From here on others know the load. */
 static side_status threads_start(side_load *l)
 {
-    side_error kept;
     side_status r;
 
-    error_copy(&kept);
     l->plan_ns = os_now_ns() - l->begin_ns;
     l->stamp_ns = os_now_ns();
-    l->pinning = l->slot_count < l->slot_most;
-    if (l->pinning) {
-        l->has_pins = os_thread_create(&l->pins, "side-pin", load_slots_thread, l) == SIDE_OK;
-        if (!l->has_pins) {
-            l->pinning = false;
-            error_restore(&kept);
-        }
-    }
     l->driving = true;
     r = os_thread_create(&l->driver, "side-load", load_driver, l);
     l->has_driver = r == SIDE_OK;
