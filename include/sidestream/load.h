@@ -166,7 +166,7 @@ typedef struct side_load_stats {
     double wait_pins_s;   /* for pinned memory */
     double gbps;          /* copied_bytes / time_s / 1e9 */
     double link_gbps;     /* of the machine profile, pinned H2D; 0 for host memory */
-    char bottleneck[16];  /* "link", "disk", "page cache", "source", "memory", "pins"; "" before the end */
+    char bottleneck[16]; /* "link", "disk", "page cache", "reading" (either of these two), "source", "memory", "pins"; "" before the end */
     uint32_t route_count;
     side_load_route routes[8];
 } side_load_stats;

@@ -48,7 +48,7 @@ static void routes_fill(const side_load *l, side_load_stats *s)
 /* Whence most bytes came. Locked. */
 static const char *reading_name(const side_load *l)
 {
-    uint64_t cached = 0, rest = 0;
+    uint64_t cached = 0, rest = 0, unknown = 0; /* a forced pread does not tell */
 
     if (l->checkpoint == NULL)
         return "source";
@@ -56,9 +56,13 @@ static const char *reading_name(const side_load *l)
         for (uint32_t w = 0; w < READER_WHYS; w++) {
             if (w == READER_WHY_CACHED || w == READER_WHY_MEMORY)
                 cached += l->routes[b][w].bytes;
+            else if (w == READER_WHY_FORCED && b == READER_PREAD)
+                unknown += l->routes[b][w].bytes;
             else
                 rest += l->routes[b][w].bytes;
         }
+    if (unknown > cached + rest)
+        return "reading";
     return cached >= rest ? "page cache" : "disk";
 }
 
