@@ -53,9 +53,8 @@ static void run_bury(struct grave *grave)
     *run->before = run->next;
     if (run->next != NULL)
         run->next->before = run->before;
-    if (s == SIDE_STUCK)
-        Py_INCREF(run->owners);
-    run_free(run);
+    if (s != SIDE_STUCK) /* else it may go on to read its files and to write to its memory, for ever */
+        run_free(run);
 }
 
 static void run_list(struct run *run)
