@@ -390,6 +390,7 @@ import os, signal, threading
 import sidestream.torch
 from sidestream import _native
 load = _native.Load(_native.Device("sim"), _native.Checkpoint({os.fspath(path)!r}), given=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this may ignore it
 main = threading.main_thread().ident
 def interrupt():
     while not waiting:
