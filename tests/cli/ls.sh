@@ -34,9 +34,9 @@ t shards 0 '*model/m-0.safetensors: 1 tensor,* a
 t others 0 '*v.npy: 1 tensor*I16 *\[2\] *4 * v
 *r.raw: 1 tensor*U8 *\[5\] * r.raw' '' ls v.npy r.raw
 t format 0 '*v.npy: 1 tensor*U8*\[69\]*v.npy' '' ls --format=raw v.npy
-t twice 1 '*r.raw: 1 tensor*' 'sidestream: twice.safetensors: *twice.safetensors, offset 62: tensor "x" stands twice, at offset 10 too' ls twice.safetensors r.raw
+t twice 1 '*r.raw: 1 tensor*' 'sidestream: twice.safetensors, offset 62: tensor "x" stands twice, at offset 10 too' ls twice.safetensors r.raw
 t lenient 0 '*1 tensor,*' '' ls --lenient twice.safetensors
-t strict-spec 1 '' 'sidestream: blank.safetensors: *offset 8: the header does not begin with *' ls --strict-spec blank.safetensors
+t strict-spec 1 '' 'sidestream: blank.safetensors, offset 8: the header does not begin with *' ls --strict-spec blank.safetensors
 t blank 0 '*0 tensors,*' '' ls blank.safetensors
 t absent 1 '' 'sidestream: absent: cannot open absent: No such file*' ls absent
 t none 2 '' '*want the files to list*' ls
