@@ -13,6 +13,7 @@
 #include <sidestream.h>
 
 int command_bench(int argc, char **argv);
+int command_cast(int argc, char **argv);
 int command_demo(int argc, char **argv);
 int command_devices(int argc, char **argv);
 int command_doctor(int argc, char **argv);

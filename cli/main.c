@@ -14,6 +14,7 @@ struct command {
 
 static const struct command commands[] = {
     {"bench", "measure what this machine can do", command_bench},
+    {"cast", "cast a checkpoint to another type, from disk to disk", command_cast},
     {"demo", "show what overlapping copy and compute gives, with proof", command_demo},
     {"devices", "list the devices, their links and their memory", command_devices},
     {"doctor", "say whether this machine is set up right, and how to mend it", command_doctor},

@@ -19,6 +19,7 @@ enum { PLACES = 4 };
 static atomic_int came, handling;
 static bool watching; /* somebody is: set before the handler is there */
 static _Atomic(side_pipeline *) watched;
+static _Atomic(side_cast *) watched_cast;
 static struct {
     atomic_bool used;
     char path[PATH_MAX]; /* constant while used */
@@ -28,6 +29,7 @@ static void handle(int number)
 {
     int keep = errno;
     side_pipeline *pipeline;
+    side_cast *cast;
 
     (void)number;
     atomic_fetch_add(&handling, 1);
@@ -43,6 +45,9 @@ static void handle(int number)
     pipeline = atomic_load(&watched);
     if (pipeline != NULL)
         side_pipeline_cancel(pipeline);
+    cast = atomic_load(&watched_cast);
+    if (cast != NULL)
+        side_cast_cancel(cast);
     atomic_fetch_sub(&handling, 1);
     errno = keep;
 }
@@ -74,6 +79,15 @@ void signals_watch(side_pipeline *pipeline)
     if (pipeline != NULL && signals_interrupted())
         side_pipeline_cancel(pipeline);
     while (pipeline == NULL && atomic_load(&handling) > 0)
+        sched_yield();
+}
+
+void signals_watch_cast(side_cast *cast)
+{
+    atomic_store(&watched_cast, cast);
+    if (cast != NULL && signals_interrupted())
+        side_cast_cancel(cast);
+    while (cast == NULL && atomic_load(&handling) > 0)
         sched_yield();
 }
 

@@ -11,6 +11,7 @@
  *     timelines  what overlapped, what did not, and what the bound is               sidestream/timeline.h
  *     checkpoints  the tensors that files hold: safetensors, shards, .npy             sidestream/checkpoint.h
  *     loads      files to the device at the speed of link or disk, part by part      sidestream/load.h
+ *     casts      whole checkpoints to another type, from disk to disk                 sidestream/cast.h
  *
  * Ten lines
  *     side_device *dev;
@@ -388,5 +389,6 @@ SIDE_API side_status side_xxh3_end(const side_xxh3 *state, const void *tail, siz
 #include "sidestream/feeder.h"
 #include "sidestream/checkpoint.h"
 #include "sidestream/load.h"
+#include "sidestream/cast.h"
 
 #endif

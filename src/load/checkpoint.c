@@ -287,6 +287,7 @@ void side_checkpoint_close(side_checkpoint *checkpoint)
         mem_free(file->path);
     }
     mem_free(checkpoint->files);
+    mem_free(checkpoint->index);
     mem_free(checkpoint->buckets);
     mem_free(checkpoint->dims);
     mem_free(checkpoint->rows);

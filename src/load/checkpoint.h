@@ -62,6 +62,7 @@ struct side_checkpoint {
     uint64_t seed;
     struct ck_file *files;
     size_t file_count, file_most;
+    char *index; /* path of the index file that it was opened through; NULL none */
 };
 
 bool dtype_of(const char *text, size_t bytes, side_dtype *type);

@@ -241,7 +241,10 @@ side_status ck_add_index(side_checkpoint *ck, const char *path)
     if (x.file.fd >= 0)
         close(x.file.fd);
     mem_free(x.file.text);
-    mem_free(x.file.path);
+    if (s == SIDE_OK)
+        ck->index = x.file.path;
+    else
+        mem_free(x.file.path);
     mem_free(x.entries);
     mem_free(x.shards.items);
     return s;

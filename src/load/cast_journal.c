@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The journal of an unfinished output: text, a line each
+ *
+ *     sidestream cast journal 1
+ *     to BF16                                  options that shape the pieces
+ *     piece 8388608
+ *     tensors HASH                             what becomes of each
+ *     index BYTES HASH                         of the index file
+ *     file BYTES MTIME HASH NAME               of each input, and of its header
+ *     begin HASH                               of all lines above
+ *     done FIRST END HASH                      pieces whose bytes are synced; of this line and `begin`
+ *
+ * A line that was cut off, or whose hash is not its own, ends it. Locked while a cast is at it. */
+#include "cast_private.h"
+
+#include "alloc.h"
+#include "error.h"
+#include "os.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { LINE = 96, MOST = 1 << 30 };
+
+static const char where[] = "side_cast_create";
+
+/* ---------------------------------------------------------------- identity */
+
+static side_status header_hash(const struct ck_file *file, uint64_t *hash)
+{
+    enum { STEP = 1 << 16 };
+    unsigned char *buffer = mem_zalloc(1, STEP);
+    side_status s = buffer != NULL ? SIDE_OK : SIDE_NO_MEMORY;
+
+    *hash = CAST_HASH;
+    for (uint64_t at = 0; s == SIDE_OK && at < file->data; at += STEP) {
+        const size_t want = file->data - at < STEP ? (size_t)(file->data - at) : STEP;
+        size_t done = 0;
+        s = os_pread_all(file->fd, buffer, want, at, &done);
+        if (s != SIDE_OK || done != want) {
+            s = error_set(SIDE_IO, where, "%s: its header cannot be read again", ck_shown(file->path));
+            break;
+        }
+        *hash = cast_hash(*hash, buffer, want);
+    }
+    mem_free(buffer);
+    return s;
+}
+
+static void put(char **text, size_t *bytes, size_t *room, const char *format, ...) __attribute__((format(printf, 4, 5)));
+static void put(char **text, size_t *bytes, size_t *room, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    const int n = vsnprintf(*text, *room, format, arguments);
+    va_end(arguments);
+    *text += n;
+    *room -= (size_t)n;
+    *bytes += (size_t)n;
+}
+
+static side_status make_identity(side_cast *cast)
+{
+    const side_checkpoint *ck = cast->checkpoint;
+    size_t room = 512, bytes = 0;
+    side_status s = SIDE_OK;
+    char *text;
+
+    for (size_t i = 0; i < ck->file_count; i++)
+        room += strlen(cast->plan.files[i].name) + LINE;
+    text = cast->identity = mem_zalloc(1, room);
+    if (text == NULL)
+        return SIDE_NO_MEMORY;
+    put(&text, &bytes, &room, "sidestream cast journal 1\nto %s\npiece %zu\ntensors %016llx\n",
+        side_dtype_name(cast->options.to), cast->options.piece_bytes, (unsigned long long)cast->plan.choice);
+    if (ck->index != NULL)
+        put(&text, &bytes, &room, "index %zu %016llx\n", cast->index_bytes, (unsigned long long)cast->index_hash);
+    for (size_t i = 0; s == SIDE_OK && i < ck->file_count; i++) {
+        const struct ck_file *file = &ck->files[i];
+        uint64_t hash = 0;
+        s = header_hash(file, &hash);
+        put(&text, &bytes, &room, "file %llu %llu %016llx %s\n", (unsigned long long)file->bytes,
+            (unsigned long long)file->mtime_ns, (unsigned long long)hash, cast->plan.files[i].name);
+    }
+    cast->identity_hash = cast_hash(CAST_HASH, cast->identity, bytes);
+    put(&text, &bytes, &room, "begin %016llx\n", (unsigned long long)cast->identity_hash);
+    cast->identity_bytes = bytes;
+    return s;
+}
+
+/* ---------------------------------------------------------------- reading */
+
+/* Why a journal that was begun is not ours, by the first line that differs. */
+static side_status of_another(const side_cast *cast, const char *text)
+{
+    const char *theirs = text, *ours = cast->identity;
+    char was[64], why[160];
+    size_t n;
+
+    for (;;) {
+        const char *end = strchr(theirs, '\n'), *own = strchr(ours, '\n');
+        if (end == NULL || own == NULL || end - theirs != own - ours ||
+            memcmp(theirs, ours, (size_t)(end - theirs)) != 0)
+            break;
+        theirs = end + 1;
+        ours = own + 1;
+    }
+    n = strcspn(theirs, "\n");
+    snprintf(was, sizeof(was), "%.*s", (int)(n < sizeof(was) - 1 ? n : sizeof(was) - 1), theirs);
+    if (strncmp(was, "to ", 3) == 0)
+        snprintf(why, sizeof(why), "to %.20s, not %s", was + 3, side_dtype_name(cast->options.to));
+    else if (strncmp(was, "piece ", 6) == 0)
+        snprintf(why, sizeof(why), "in pieces of %.20s bytes, not %zu", was + 6, cast->options.piece_bytes);
+    else if (strncmp(was, "tensors ", 8) == 0)
+        snprintf(why, sizeof(why), "with other tensors selected");
+    else if (strncmp(was, "sidestream ", 11) == 0)
+        snprintf(why, sizeof(why), "by another version");
+    else
+        snprintf(why, sizeof(why), "from another input, or it was changed since");
+    return error_set(SIDE_STATE, where, "%s was begun %s: go on with it as it was begun, or begin anew (--restart)",
+                     ck_shown(cast->part), why);
+}
+
+/* True where it was begun: it has all lines to `begin`, and that one is right. */
+static bool was_begun(const char *text)
+{
+    const char *begin = strncmp(text, "begin ", 6) == 0 ? text : strstr(text, "\nbegin ");
+    uint64_t hash;
+
+    if (begin == NULL)
+        return false;
+    begin += *begin == '\n';
+    hash = cast_hash(CAST_HASH, text, (size_t)(begin - text));
+    return strtoull(begin + 6, NULL, 16) == hash && strchr(begin, '\n') != NULL;
+}
+
+static size_t done_line(char line[LINE], uint64_t begin, size_t first, size_t end)
+{
+    const int n = snprintf(line, LINE, "done %zu %zu ", first, end);
+    const uint64_t hash = cast_hash(cast_hash(CAST_HASH, &begin, sizeof(begin)), line, (size_t)n);
+
+    return (size_t)n + (size_t)snprintf(line + n, LINE - (size_t)n, "%016llx\n", (unsigned long long)hash);
+}
+
+static void read_done(side_cast *cast, const char *text)
+{
+    const char *line = text + cast->identity_bytes;
+
+    for (;;) {
+        size_t first = 0, end = 0;
+        char same[LINE];
+        size_t n;
+        if (sscanf(line, "done %zu %zu ", &first, &end) != 2 || first >= end || end > cast->plan.piece_count)
+            break;
+        n = done_line(same, cast->identity_hash, first, end);
+        if (strncmp(line, same, n) != 0)
+            break;
+        memset(cast->synced + first, 1, end - first);
+        line += n;
+    }
+    cast->journal_end = (uint64_t)(line - text);
+}
+
+side_status cast_journal_begin(side_cast *cast)
+{
+    size_t done = 0;
+    side_status s = SIDE_OK;
+    bool any = false;
+
+    if (ftruncate(cast->journal_fd, 0) != 0)
+        s = error_set_errno(SIDE_IO, where, errno, "cannot empty %s", ck_shown(cast->journal));
+    if (s == SIDE_OK)
+        s = os_pwrite_all(cast->journal_fd, cast->identity, cast->identity_bytes, 0, &done);
+    if (s != SIDE_OK)
+        return error_set_errno(SIDE_IO, where, side_last_error()->os_errno, "cannot write %s", ck_shown(cast->journal));
+    cast->journal_end = cast->identity_bytes;
+    /* What is still so is noted again. */
+    for (size_t i = 0; i < cast->plan.piece_count; i++)
+        any |= cast->synced[i] != 0;
+    if (!any)
+        return SIDE_OK;
+    memset(cast->synced, 0, cast->plan.piece_count);
+    return cast_journal_note(cast, cast->done);
+}
+
+static side_status read_journal(side_cast *cast, size_t bytes)
+{
+    char *text = mem_zalloc(1, bytes + 1);
+    size_t done = 0, left = 0;
+    side_status s;
+
+    if (text == NULL)
+        return SIDE_NO_MEMORY;
+    s = os_pread_all(cast->journal_fd, text, bytes, 0, &done);
+    if (s != SIDE_OK)
+        s = error_set_errno(SIDE_IO, where, side_last_error()->os_errno, "cannot read %s", ck_shown(cast->journal));
+    else if (!was_begun(text)) {
+        s = cast_part_exists(cast)
+                ? error_set(SIDE_STATE, where, "%s is there without a journal; take it away, or begin anew (--restart)",
+                            ck_shown(cast->part))
+                : SIDE_OK;
+        cast->ours = s == SIDE_OK;
+        if (s == SIDE_OK)
+            s = cast_journal_begin(cast);
+    } else if (bytes < cast->identity_bytes || memcmp(text, cast->identity, cast->identity_bytes) != 0)
+        s = of_another(cast, text);
+    else {
+        cast->ours = true;
+        read_done(cast, text);
+        memcpy(cast->done, cast->synced, cast->plan.piece_count);
+        for (size_t i = 0; i < cast->plan.piece_count; i++)
+            left += cast->synced[i] == 0;
+        cast->finished = left == 0 && cast->there && !cast_part_exists(cast);
+    }
+    mem_free(text);
+    return s;
+}
+
+/* Locked, and still of that name: whoever had the lock before may have taken it away. */
+static side_status open_locked(side_cast *cast, struct stat *ours)
+{
+    struct stat named;
+
+    for (;;) {
+        cast->journal_fd = open(cast->journal, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+        if (cast->journal_fd < 0 || fstat(cast->journal_fd, ours) != 0)
+            return error_set_errno(SIDE_IO, where, errno, "cannot write %s", ck_shown(cast->journal));
+        if (!S_ISREG(ours->st_mode))
+            return error_set(SIDE_INVALID, where, "%s is no regular file", ck_shown(cast->journal));
+        if (flock(cast->journal_fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            close(cast->journal_fd);
+            cast->journal_fd = -1;
+            return error_set(SIDE_STATE, where, "%s is being written by another process; wait for it",
+                             ck_shown(cast->out));
+        }
+        if (stat(cast->journal, &named) == 0 && named.st_dev == ours->st_dev && named.st_ino == ours->st_ino)
+            return fstat(cast->journal_fd, ours) == 0 ? SIDE_OK : SIDE_IO;
+        close(cast->journal_fd);
+    }
+}
+
+side_status cast_journal_open(side_cast *cast)
+{
+    struct stat ours = {0};
+    side_status s = make_identity(cast);
+
+    if (s == SIDE_OK)
+        s = open_locked(cast, &ours);
+    if (s == SIDE_OK && (cast->options.flags & SIDE_CAST_RESTART) != 0) {
+        cast_files_remove(cast);
+        ours.st_size = 0;
+        if (ftruncate(cast->journal_fd, 0) != 0)
+            s = error_set_errno(SIDE_IO, where, errno, "cannot empty %s", ck_shown(cast->journal));
+    }
+    if (s == SIDE_OK && ours.st_size > MOST)
+        s = error_set(SIDE_STATE, where, "%s is no journal; take it away", ck_shown(cast->journal));
+    return s == SIDE_OK ? read_journal(cast, (size_t)ours.st_size) : s;
+}
+
+/* ---------------------------------------------------------------- noting */
+
+/* Before a piece may stand in the journal. */
+static side_status sync_files(const side_cast *cast, const unsigned char *done)
+{
+    for (size_t i = 0; i < cast->plan.file_count; i++) {
+        const struct cast_file *file = &cast->plan.files[i];
+        bool any = false;
+        for (size_t k = file->first; k < file->first + file->count; k++)
+            any |= done[k] && !cast->synced[k];
+        if (any && fdatasync(file->fd) != 0 && errno != EINVAL && errno != ENOTSUP)
+            return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(cast->part));
+    }
+    return SIDE_OK;
+}
+
+side_status cast_journal_note(side_cast *cast, const unsigned char *done)
+{
+    side_status s = sync_files(cast, done);
+    const size_t count = cast->plan.piece_count;
+
+    for (size_t i = 0; s == SIDE_OK && i < count; i++) {
+        size_t first = i, written = 0;
+        char line[LINE];
+        while (i < count && done[i] && !cast->synced[i])
+            i++;
+        if (i == first)
+            continue;
+        const size_t n = done_line(line, cast->identity_hash, first, i);
+        s = os_pwrite_all(cast->journal_fd, line, n, cast->journal_end, &written);
+        if (s != SIDE_OK)
+            return error_set_errno(SIDE_IO, "side_cast_run", side_last_error()->os_errno, "cannot write %s",
+                                   ck_shown(cast->journal));
+        cast->journal_end += n;
+        memset(cast->synced + first, 1, i - first);
+    }
+    if (s == SIDE_OK && fdatasync(cast->journal_fd) != 0 && errno != EINVAL && errno != ENOTSUP)
+        s = error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(cast->journal));
+    return s;
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The inside of a cast, shared by its files:
+ *   cast.c          options, create, run, cancel, destroy
+ *   cast_plan.c     which tensors are cast, the layout of the new files, pieces. Pure but for memory
+ *   cast_files.c    the unfinished output: its files, its index, and its renaming
+ *   cast_journal.c  what of it is on disk
+ *   cast_move.c     pieces on their way: slots, threads
+ *
+ *     output   | header |     tensor 0     | 1 |2|3|   tensor 4    |     in the order of the new file
+ *     pieces            |    0    |   1    |    2    |      3      |     neighbours of one source type; one write each
+ *     extents           |    0    |   1    |  2  | 3 |      4      |     of a piece: what lies in a row in the input, one read each
+ *
+ *     slot     FREE --next piece--> READING --last extent read--> READ --driver--> DEVICE --driver, copied back--> WRITING --writer--> FREE
+ *                                      +------------------------------ kept as it is ------------------------------------^
+ */
+#ifndef LOAD_CAST_PRIVATE_H
+#define LOAD_CAST_PRIVATE_H
+
+#include "checkpoint.h"
+#include "reader.h"
+
+#include <limits.h>
+#include <sys/types.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define CAST_EXTENTS      64u /* of a piece */
+#define CAST_STAGES       4u  /* items on the device at a time */
+#define CAST_PIECE        ((size_t)8 << 20)
+#define CAST_PINNED       ((size_t)128 << 20)
+#define CAST_SYNC         ((size_t)256 << 20)
+#define CAST_PATH         (PATH_MAX + 32)
+#define CAST_THREADS_MOST 64u
+
+struct cast_extent {
+    uint64_t offset; /* in the input file */
+    size_t bytes;
+};
+
+struct cast_piece {
+    uint32_t file;
+    uint32_t first, count; /* extents */
+    bool kept;
+    side_type from;      /* unless kept */
+    uint64_t out_offset; /* in the output file; its bytes lie in a row there */
+    size_t in_bytes, out_bytes;
+};
+
+struct cast_file {
+    const char *name;        /* in the folder; of a single file its own */
+    struct st_layout layout; /* header NULL: the file is copied as it is */
+    uint64_t bytes;          /* of the output */
+    int fd;                  /* -1: not open */
+    size_t first, count;     /* pieces */
+    bool fresh;              /* there was nothing of it */
+};
+
+struct cast_plan {
+    struct cast_file *files;
+    size_t file_count;
+    struct cast_piece *pieces;
+    size_t piece_count, piece_most;
+    struct cast_extent *extents;
+    size_t extent_count, extent_most;
+    uint64_t tensors, cast_tensors, bytes_in, bytes_out, cast_bytes_in,
+        data_bytes;             /* data_bytes: of all output tensors */
+    uint64_t choice;            /* hash over what becomes of each tensor */
+    size_t slot_bytes;          /* that any piece needs */
+    size_t stage_in, stage_out; /* that any cast piece needs; 0: none is cast */
+};
+
+struct side_cast {
+    side_cast_options options;
+    side_checkpoint *checkpoint;
+    unsigned fork_generation;
+    bool ran, stuck;
+    atomic_bool cancelled;
+
+    /* Paths. */
+    bool folder;
+    char out[PATH_MAX]; /* links followed */
+    char part[CAST_PATH], journal[CAST_PATH];
+    mode_t mode;            /* of the file that is replaced; 0: none */
+    bool there, in_the_way; /* something of that name; it may not be replaced */
+    char *index;            /* text of the new index file; NULL: none */
+    size_t index_bytes;
+    uint64_t index_hash; /* of the old one */
+
+    struct cast_plan plan;
+    unsigned char *done; /* a byte a piece: written. Guarded by the run's mutex while it runs */
+
+    /* The journal. */
+    int journal_fd; /* -1: not open */
+    char *identity;
+    size_t identity_bytes;
+    uint64_t identity_hash, journal_end;
+    unsigned char *synced; /* a byte a piece: stands in the journal */
+    bool ours;             /* the journal is of these inputs and options, or new */
+    bool finished;         /* it was renamed already; but for the journal all is done */
+
+    side_cast_stats stats;
+};
+
+static inline uint64_t cast_hash(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *p = data; /* FNV-1a: tells changes, not attacks */
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ p[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+#define CAST_HASH UINT64_C(0xcbf29ce484222325)
+
+/* ---- plan */
+
+/* From options and checkpoint. On failure cast_plan_free still is to be called. */
+side_status cast_plan_make(side_cast *cast);
+void cast_plan_free(struct cast_plan *plan);
+/* False: nothing is cast from this one. */
+bool cast_source(side_dtype type, side_type *from);
+
+/* ---- files */
+
+/* out, part, journal, folder, mode; refuses what is in the way. */
+side_status cast_paths(side_cast *cast, const char *in, const char *out);
+/* The name of a checkpoint's file in its folder. */
+const char *cast_file_name(const side_cast *cast, size_t file);
+/* The index file with the new total_size, where there is one. */
+side_status cast_index(side_cast *cast);
+/* Something is there under that name. */
+bool cast_part_exists(const side_cast *cast);
+/* Opens what is there and makes what is not, header included; notes which are fresh. After cast_journal_open. */
+side_status cast_files_open(side_cast *cast);
+/* Syncs, and renames to `out`. */
+side_status cast_files_commit(side_cast *cast);
+void cast_files_close(side_cast *cast);
+/* Takes all that is unfinished away. */
+void cast_files_remove(side_cast *cast);
+
+/* ---- journal */
+
+/* Opens and locks it, and reads which pieces are done; sets `finished`. One that is empty, or that was never begun, is begun. */
+side_status cast_journal_open(side_cast *cast);
+/* Begins it again, with nothing done. */
+side_status cast_journal_begin(side_cast *cast);
+/* The pieces that are in `done` but not in `synced`: syncs their files, then notes them. Both are the caller's copies, or nobody writes them. */
+side_status cast_journal_note(side_cast *cast, const unsigned char *done);
+
+/* ---- moving */
+
+side_status cast_move(side_cast *cast, side_device *device);
+
+#endif

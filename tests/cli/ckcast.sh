@@ -1,0 +1,108 @@
+# cast: whole checkpoints. What the files are; killed at any point and gone on with; refusals and their codes.
+. "$CLI_TESTS/lib.bash"
+
+cat >make.py <<'PY'
+import json, os, random, struct
+
+WIDTH = {"F32": 4, "F16": 2, "I64": 8, "BF16": 2}
+
+def save(path, tensors, metadata, end):
+    header, data = {"__metadata__": metadata}, []
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        n = WIDTH[dtype]
+        for dim in shape:
+            n *= dim
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + n]}
+        data.append(random.randbytes(n))
+        at += n
+    text = json.dumps(header).encode()
+    text += b" " * ((end - len(text)) % 8)
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+random.seed(5)
+save("one", {"w\n": ("F32", [300, 1000]), "z": ("F32", [0, 3]), "i": ("I64", [5]), "norm.a": ("F32", [7]), "b": ("F32", []), "h": ("BF16", [3])},
+     {"format": "pt", "by": "a\"b"}, 3)
+save("large", {"w": ("F32", [3 << 20])}, {}, 1)
+os.mkdir("model")
+save("model/m-1", {"x": ("F32", [1000])}, {"format": "pt"}, 0)
+save("model/m-2", {"y": ("I64", [10])}, {"format": "pt"}, 5)
+open("model/model.safetensors.index.json", "w").write(json.dumps({"metadata": {"total_size": 4080}, "weight_map": {"x": "m-1", "y": "m-2"}}, indent=2))
+PY
+py make make.py
+t file 0 '' '4 of 6 tensors cast, 1.1 MiB to 586.* (simulated device)' cast one new.st --to bf16 -d sim
+cat >check.py <<'PY'
+import json, struct, sys
+
+def load(path):
+    data = open(path, "rb").read()
+    n, = struct.unpack("<Q", data[:8])
+    assert n % 8 == 0 or path == "one", path
+    h = json.loads(data[8 : 8 + n])
+    return h.pop("__metadata__"), {k: (v["dtype"], v["shape"], data[8 + n + v["data_offsets"][0] : 8 + n + v["data_offsets"][1]]) for k, v in h.items()}
+
+def bf16(data):
+    out = []
+    for u, in struct.iter_unpack("<I", data):
+        out.append(u >> 16 | 0x40 if u & 0x7fffffff > 0x7f800000 else (u + 0x7fff + (u >> 16 & 1)) >> 16)
+    return struct.pack(f"<{len(out)}H", *out)
+
+kept = sys.argv[2:]
+before, old = load("one")
+after, new = load(sys.argv[1])
+assert before == after and list(before) == list(after), after
+rank = {"I64": 0, "F32": 1, "BF16": 2}
+assert list(new) == sorted(new, key=lambda name: (rank[new[name][0]], name)), list(new)
+for name, (dtype, shape, data) in old.items():
+    want = ("BF16", shape, bf16(data)) if dtype == "F32" and name not in kept else (dtype, shape, data)
+    assert new[name] == want, name
+PY
+py file-content check.py new.st
+t json 0 '*"cast_tensors": 4*"bytes_in": 12000*"bottleneck": "*' '*' cast one json --to bf16 -d sim --json
+t select 0 '' '*2 of 6 tensors cast*' cast one some --to=bf16 -d sim --select 'w*' --select '[nb]*' --except 'norm.*'
+py select-content check.py some norm.a z
+t there 1 '' "*output *new.st is there; *--force*" cast one new.st --to f16 -d sim
+t force 0 '' '*' cast one new.st --to f16 -d sim --force
+t nothing 0 '' '*warning: no tensor is cast*' cast one same --to bf16 -d sim --select nobody
+if cmp -s one same; then ok nothing-content; else fail nothing-content "not the same"; fi
+
+t shards 0 '' '1 of 2 tensors cast*' cast model/ new/ --to bf16 -d sim
+if cmp -s model/m-2 new/m-2 && grep -q '"total_size": 2080$' new/model.safetensors.index.json; then ok shards-content; else fail shards-content "$(ls new)"; fi
+t shards-read 0 '*BF16*' '' ls new
+t shards-there 1 '' '*not empty*' cast model new --to bf16 -d sim --force
+t shards-file 1 '' '*is a file, and the input a folder of shards*' cast model one --to bf16 -d sim
+
+t itself 1 '' '*is the input itself*' cast one ./one --to bf16 -d sim --force
+t folder 1 '' '*is a folder, and the input one file*' cast one model --to bf16 -d sim
+t absent 1 '' '*No such file*' cast absent out2 --to bf16 -d sim
+t no-place 1 '' '*No such file or directory' cast one none/out --to bf16 -d sim
+t no-type 2 '' '*want --to*' cast one out2 -d sim
+t bad-type 2 '' "*--to 'i8'*" cast one out2 --to i8 -d sim
+t bad-piece 2 '' '*no power of two*' cast one out2 --to f16 --piece 5K -d sim
+t no-out 2 '' '*want IN OUT*' cast one --to f16 -d sim
+if compgen -G '*.cast-*' >/dev/null; then fail nothing-left "$(ls)"; else ok nothing-left; fi
+
+(ulimit -f 300 && t size-limit 1 '' '*File too large*' cast one limit --to bf16 -d sim --piece 4K --sync 1B)
+[ -e limit ] && fail size-limit-output "it is there"
+
+# Killed whenever the journal has grown; in the end the file is the same.
+"$SIDESTREAM" cast large whole --to bf16 -d sim --piece 4K 2>/dev/null
+kills=0
+for signal in KILL INT KILL TERM KILL KILL; do
+    before=$(stat -c %s killed.cast-journal 2>/dev/null || echo 200)
+    "$SIDESTREAM" cast large killed --to bf16 -d sim --piece 4K --sync 1B >/dev/null 2>>log &
+    pid=$!
+    while kill -0 $pid 2>/dev/null && [ "$(stat -c %s killed.cast-journal 2>/dev/null || echo 0)" -le $before ]; do :; done
+    kill -$signal $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    [ -e killed ] && break
+    kills=$((kills + 1))
+done
+if [ ! -e killed ]; then
+    t options 1 '' '*was begun to BF16, not F16: *--restart*' cast large killed --to f16 -d sim --piece 4K
+    "$SIDESTREAM" cast large killed --to bf16 -d sim --piece 4K --sync 1B >/dev/null 2>>log
+fi
+if cmp -s whole killed; then ok killed; else fail killed "another file after $kills kills: $(tail -n 3 log)"; fi
+if [ $kills -gt 0 ] && grep -q 'were there already' log; then ok gone-on; else fail gone-on "$kills kills, nothing was there: $(tail -n 3 log)"; fi
+if compgen -G 'killed.*' >/dev/null; then fail killed-clean "$(ls)"; else ok killed-clean; fi
+finish
