@@ -6,6 +6,7 @@
 
 #include "alloc.h"
 #include "error.h"
+#include "io.h"
 #include "json.h"
 #include "os.h"
 
@@ -238,6 +239,7 @@ static side_status open_file(side_cast *cast, struct cast_file *file, uint64_t *
                                ck_shown(path));
     if (!S_ISREG(there.st_mode))
         return error_set(SIDE_INVALID, where, "%s is no regular file", ck_shown(path));
+    file->memory = io_in_memory(file->fd);
     file->fresh = (uint64_t)there.st_size != file->bytes;
     *taken += file->fresh ? 0 : (uint64_t)there.st_blocks * 512;
     if (file->fresh && (ftruncate(file->fd, 0) != 0 || ftruncate(file->fd, (off_t)file->bytes) != 0))

@@ -9,10 +9,14 @@
 
 #include "alloc.h"
 #include "error.h"
+#include "io.h"
 #include "os.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define LOOK_NS  20000u    /* between two looks at the device */
 #define SLICE_NS 20000000u /* between two looks at cancel */
@@ -216,6 +220,34 @@ static void read_done(void *owner, struct reader_piece *r)
 
 /* ---------------------------------------------------------------- writing */
 
+/* Files in memory are written through a mapping, a page's faults beside another's: their write calls wait for each other, file by file. The pages are
+ * allocated first, so that a full file system is an error here and no signal. SIDE_UNSUPPORTED: not this file; nothing was written. */
+static side_status write_mapped(int fd, const unsigned char *data, size_t bytes, uint64_t at)
+{
+    const uint64_t begin = at & ~(uint64_t)(READER_ALIGN - 1);
+    const size_t lead = (size_t)(at - begin);
+    unsigned char *map;
+
+    if (fallocate(fd, 0, (off_t)at, (off_t)bytes) != 0)
+        return errno == ENOSPC ? error_set_errno(SIDE_IO, where, errno, "no room") : SIDE_UNSUPPORTED;
+    map = mmap(NULL, lead + bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, (off_t)begin);
+    if (map == MAP_FAILED)
+        return SIDE_UNSUPPORTED;
+    memcpy(map + lead, data, bytes);
+    munmap(map, lead + bytes);
+    return SIDE_OK;
+}
+
+static side_status write_some(const struct cast_file *file, const void *data, size_t bytes, uint64_t at, size_t *done)
+{
+    side_status r = SIDE_UNSUPPORTED;
+
+    *done = 0;
+    if (file->memory && bytes > 0)
+        r = write_mapped(file->fd, data, bytes, at);
+    return r == SIDE_UNSUPPORTED ? os_pwrite_all(file->fd, data, bytes, at, done) : r;
+}
+
 static side_status write_out(const struct slot *s)
 {
     const struct cast_piece *p = piece_of(s);
@@ -226,9 +258,9 @@ static side_status write_out(const struct slot *s)
     size_t done = 0;
 
     if (!p->kept)
-        r = os_pwrite_all(file->fd, s->data, p->out_bytes, at, &done);
+        r = write_some(file, s->data, p->out_bytes, at, &done);
     for (uint32_t i = 0; r == SIDE_OK && p->kept && i < p->count; i++) {
-        r = os_pwrite_all(file->fd, s->reads[i].data, s->reads[i].bytes, at, &done);
+        r = write_some(file, s->reads[i].data, s->reads[i].bytes, at, &done);
         at += s->reads[i].bytes;
     }
     if (r == SIDE_OK)

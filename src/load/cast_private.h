@@ -54,6 +54,7 @@ struct cast_file {
     int fd;                  /* -1: not open */
     size_t first, count;     /* pieces */
     bool fresh;              /* there was nothing of it */
+    bool memory;             /* the file system is in memory */
 };
 
 struct cast_plan {

@@ -82,6 +82,27 @@ t bad-piece 2 '' '*no power of two*' cast one out2 --to f16 --piece 5K -d sim
 t no-out 2 '' '*want IN OUT*' cast one --to f16 -d sim
 if compgen -G '*.cast-*' >/dev/null; then fail nothing-left "$(ls)"; else ok nothing-left; fi
 
+# Bit for bit what PyTorch casts, where there is one.
+torch=${SIDESTREAM_TEST_PYTHON:-python3}
+if ! under thread && ! under address && "$torch" -c 'import numpy, torch; torch.float8_e4m3fn' 2>/dev/null; then
+    "$torch" "$CLI_TESTS/ckcast_torch.py" make torch.in
+    for to in bf16 f16 f8e4m3 f8e5m2 f32; do
+        t torch-$to-run 0 '' '*' cast torch.in torch.out --to $to --force -d sim --piece 64K
+        if why=$("$torch" "$CLI_TESTS/ckcast_torch.py" check torch.in torch.out $to 2>&1); then ok torch-$to; else fail torch-$to "$(tail -n 1 <<<"$why")"; fi
+    done
+else
+    skip torch "no PyTorch, or a sanitizer"
+fi
+
+mkdir small
+if [ "$(id -u)" -eq 0 ] && mount -t tmpfs -o size=512k none small 2>/dev/null; then
+    t disk-full 1 '' '*small/out takes * bytes more, and * are free there: No space left on device' cast one small/out --to bf16 -d sim
+    if [ -z "$(ls -A small)" ]; then ok disk-full-clean; else fail disk-full-clean "left $(ls -A small)"; fi
+    umount small
+else
+    skip disk-full "cannot mount a small file system"
+fi
+
 (ulimit -f 300 && t size-limit 1 '' '*File too large*' cast one limit --to bf16 -d sim --piece 4K --sync 1B)
 [ -e limit ] && fail size-limit-output "it is there"
 

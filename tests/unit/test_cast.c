@@ -235,6 +235,8 @@ static void expect_whole(struct rig *r)
 
 /* ---------------------------------------------------------------- what it is */
 
+static void leave_half(struct rig *r);
+
 static bool only_named(void *user, const side_tensor *tensor)
 {
     return strcmp(tensor->name, user) == 0;
@@ -276,6 +278,29 @@ T_TEST(every_type_piece_and_alignment)
         expect_whole(&r);
         rig_free(&r);
     }
+}
+
+/* Where files are written through mappings: input and output in memory, pieces that share pages. */
+T_TEST(in_memory)
+{
+    struct rig r = rig_make(3);
+    const int shm = open("/dev/shm", O_RDONLY | O_DIRECTORY);
+    side_cast_stats t;
+
+    if (shm < 0 || !io_in_memory(shm))
+        T_SKIP("/dev/shm is no file system in memory");
+    close(shm);
+    snprintf(r.out, sizeof(r.out), "/dev/shm/cast-%ld.safetensors", (long)getpid());
+    snprintf(r.part, sizeof(r.part), "%s.cast-part", r.out);
+    snprintf(r.journal, sizeof(r.journal), "%s.cast-journal", r.out);
+    leave_half(&r);
+    T_OK(cast_once(&r, &t));
+    assert_true(t.resumed_bytes > 0);
+    expect_whole(&r);
+    r.o.piece_bytes = 0;
+    T_OK(cast_once(&r, &t));
+    expect_whole(&r);
+    rig_free(&r);
 }
 
 /* Nothing is cast: the file is the same, header and all. And a header alone. */
@@ -729,7 +754,7 @@ T_TEST(changed_meanwhile)
     rig_free(&r);
 }
 
-T_MAIN(T_LONG(every_type_piece_and_alignment, 60), T(nothing_to_do), T(disk_full_at_any_write),
+T_MAIN(T_LONG(every_type_piece_and_alignment, 60), T(in_memory), T(nothing_to_do), T(disk_full_at_any_write),
        T(read_errors_at_any_read), T(a_device_that_fails), T(no_memory), T(cancelled_and_gone_on_with),
        T_LONG(any_journal, 60), T(of_other_inputs_or_options), T(ended_after_the_renaming), T(shards),
        T(what_is_in_the_way), T(changed_meanwhile))
