@@ -230,7 +230,7 @@ static side_status write_mapped(int fd, const unsigned char *data, size_t bytes,
 
     if (fallocate(fd, 0, (off_t)at, (off_t)bytes) != 0)
         return errno == ENOSPC ? error_set_errno(SIDE_IO, where, errno, "no room") : SIDE_UNSUPPORTED;
-    map = mmap(NULL, lead + bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, (off_t)begin);
+    map = mmap(NULL, lead + bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)begin);
     if (map == MAP_FAILED)
         return SIDE_UNSUPPORTED;
     memcpy(map + lead, data, bytes);
