@@ -3,8 +3,8 @@
 
     overlap_curve.py bench-overlap.json [CURVE.svg]
 
-Prints, for each ratio of compute to copy, speed-up over one after the other (n x (copy + compute), both measured alone in the same run) at each depth, and the most
-that any schedule gives. Draws them over the share of transfer in the serial time: a line for the bound, a dot for each run."""
+Prints, for each ratio of compute to copy, speed-up over one after the other (n x (copy + compute), both measured alone in the same run) at each
+depth, and the most that any schedule gives. Draws them over the share of transfer in the serial time: a line for the bound, a dot for each run."""
 from __future__ import annotations
 
 import json
@@ -66,7 +66,8 @@ def draw(rows: list[dict], name: str) -> str:
         label = "1 buffer" if depth == 1 else f"{depth} buffers"
         out += [f'<circle cx="{at - 10}" cy="50" r="4" fill="{colour}"/>', f'<text x="{at}" y="54">{label}</text>']
         out += [f'<circle cx="{x(row["share"]):.1f}" cy="{y(row["speedup"]):.1f}" r="{6 - depth}" fill="{colour}"/>' for row in here]
-    out += [f'<line x1="{LEFT}" x2="{LEFT + 20}" y1="50" y2="50" stroke="#c9cdd3" stroke-width="6"/>', f'<text x="{LEFT + 26}" y="54">bound</text>', "</svg>", ""]
+    out += [f'<line x1="{LEFT}" x2="{LEFT + 20}" y1="50" y2="50" stroke="#c9cdd3" stroke-width="6"/>',
+            f'<text x="{LEFT + 26}" y="54">bound</text>', "</svg>", ""]
     return "\n".join(out)
 
 

@@ -123,7 +123,8 @@ def main() -> None:
             plan, samples, steps = one(options, name, batch, device)
             measured = results.row(f"{name} {batch}", "s", samples, simulated=simulated, steps=steps, plan=plan)
             errors.append(plan["overlapped_s"] / measured - 1)
-            rows.append([name, str(batch), f"{batch * 3 * SIDE * SIDE * 4 / 1e6:.1f}", str(steps), f"{statistics.median(plan['compute_alone_s']) * 1e3:.3f}",
+            rows.append([name, str(batch), f"{batch * 3 * SIDE * SIDE * 4 / 1e6:.1f}", str(steps),
+                         f"{statistics.median(plan['compute_alone_s']) * 1e3:.3f}",
                          f"{plan['overlapped_s'] * 1e3:.2f}", f"{measured * 1e3:.2f}", f"{errors[-1] * 100:+.2f} %", plan["bound"]])
             if not simulated:
                 free_memory()

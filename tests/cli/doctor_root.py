@@ -159,7 +159,8 @@ def profile(**changes: object) -> dict:
     rate = {"latency_s": 1e-6, "gbps": 55.0}
     taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3 * 86400))
     return {"sidestream_machine": 1, "from": "measured", "machine": "host", "gpu": "NVIDIA H200", "uuid": UUID, "driver_version": 13000,
-            "taken": taken, "copy_engines": 2, "h2d": rate, "d2h": rate, "both_gbps": 100.0, "both_h2d_gbps": 50.0, "pageable_h2d": rate, "pageable_d2h": rate,
+            "taken": taken, "copy_engines": 2, "h2d": rate, "d2h": rate, "both_gbps": 100.0, "both_h2d_gbps": 50.0,
+            "pageable_h2d": rate, "pageable_d2h": rate,
             "stage_gbps": 50.0, "pin_s_per_gib": 0.1, "queue_s": 1e-5, "handover_s": 1e-6, "start_s": 1e-4, "paths": []} | changes
 
 

@@ -241,8 +241,9 @@ T_TEST(bound_is_the_lane_that_limits)
 
 T_TEST(depth_is_the_least_that_is_enough)
 {
-    side_machine m = real_machine();
+    side_machine m = real_machine(), slow = m;
 
+    slow.handover_s *= 1.5; /* then it must be within 2 % of the best, still */
     T_FOR_SEEDS (seed, 200) {
         t_rng rng = t_rng_make(seed);
         size_t item = (size_t)logarithmic(&rng, 4096, 64 << 20);
@@ -251,14 +252,17 @@ T_TEST(depth_is_the_least_that_is_enough)
         w.jitter = t_rng_chance(&rng, 3) ? uniform(&rng, 0.01, 1) : 0;
         w.budget_bytes = t_rng_chance(&rng, 2) ? 0
                                                : (size_t)(uniform(&rng, 1, 9) * (double)(item + w.result_bytes + 1024));
-        side_plan plan = made(&m, &w);
-        double best = plan.depth_s[0];
-        for (uint32_t d = 1; d <= plan.depth_most; d++)
+        side_plan plan = made(&m, &w), late = made(&slow, &w);
+        double best = plan.depth_s[0], best_late = late.depth_s[0];
+        for (uint32_t d = 1; d <= plan.depth_most; d++) {
             best = fmin(best, plan.depth_s[d - 1]);
+            best_late = fmin(best_late, late.depth_s[d - 1]);
+        }
         assert_true(plan.depth >= 1 && plan.depth <= plan.depth_most);
         assert_true(plan.depth_s[plan.depth - 1] <= best * 1.005);
+        assert_true(late.depth_s[plan.depth - 1] <= best_late * 1.02);
         for (uint32_t d = 1; d < plan.depth; d++)
-            assert_true(plan.depth_s[d - 1] > best * 1.005);
+            assert_true(plan.depth_s[d - 1] > best * 1.005 || late.depth_s[d - 1] > best_late * 1.02);
         NEAR(plan.overlapped_s, plan.depth_s[plan.depth - 1], 0);
         assert_true(w.budget_bytes == 0 || plan.device_bytes <= w.budget_bytes);
         side_plan_work asked = w;
