@@ -133,8 +133,10 @@ side_status side_cast_create(const char *in, const char *out, const side_cast_op
 
 static side_status run_all(side_cast *cast, side_device *device)
 {
-    side_status s = cast->finished ? SIDE_OK : cast_move(cast, device);
+    side_status s = SIDE_OK;
 
+    if (!cast->finished && !atomic_load(&cast->cancelled))
+        s = cast_move(cast, device);
     if (s == SIDE_OK && atomic_load(&cast->cancelled))
         s = error_set(SIDE_CANCELLED, "side_cast_run", "cancelled");
     if (s == SIDE_OK)
