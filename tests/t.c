@@ -10,10 +10,12 @@
  */
 #include "t.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -120,6 +122,37 @@ void t_skip(const char *format, ...)
     note_write(&note);
     fflush(NULL);
     _exit(EXIT_SKIP);
+}
+
+static bool one_thread;
+
+void t_one_thread(void)
+{
+    if (T_TSAN) {
+        T_SKIP("one thread: ThreadSanitizer sees nothing");
+    }
+    one_thread = true;
+}
+
+#if !T_SANITIZED
+/* Stands before libc's for the whole program; sanitizers have theirs there. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *user)
+{
+    int (*libc_s)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+    if (one_thread) {
+        T_FAIL("starts a thread after T_ONE_THREAD");
+    }
+    *(void **)&libc_s = dlsym(RTLD_NEXT, "pthread_create");
+    return libc_s(thread, attributes, run, user);
+}
+#endif
+
+void t_check_memory(const void *a, const void *b, size_t bytes, const char *file, int line)
+{
+    if (memcmp(a, b, bytes) != 0) {
+        _assert_memory_equal(a, b, bytes, file, line);
+    }
 }
 
 const char *t_arg(void)

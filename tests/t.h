@@ -89,6 +89,9 @@ extern const t_case t_cases[]; /* defined by T_MAIN, ended by a NULL name */
 #define T_STATUS(expr, expected) t_check_status((expr), (expected), #expr, __FILE__, __LINE__)
 /* Ends the test as skipped; from the test's own thread. */
 #define T_SKIP(...) t_skip(__VA_ARGS__)
+/* The test starts no thread, nor does what it calls: skipped under ThreadSanitizer, which would see nothing and takes long over it. In
+ * programs without a sanitizer a thread that starts after this fails the test. */
+#define T_ONE_THREAD() t_one_thread()
 /* Fails the test, saying why; from any thread. */
 #define T_FAIL(...) t_fail(__FILE__, __LINE__, __VA_ARGS__)
 
@@ -99,6 +102,13 @@ extern const t_case t_cases[]; /* defined by T_MAIN, ended by a NULL name */
 void t_check_status(side_status got, side_status expected, const char *expr, const char *file, int line);
 _Noreturn void t_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 _Noreturn void t_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+void t_one_thread(void);
+
+/* cmocka compares byte by byte, under a sanitizer with a check of each: it is asked only where something differs. */
+#undef assert_memory_equal
+#define assert_memory_equal(a, b, bytes) t_check_memory((a), (b), (bytes), __FILE__, __LINE__)
+void t_check_memory(const void *a, const void *b, size_t bytes, const char *file, int line);
 
 const char *t_arg(void);
 /* An empty folder for this test, removed after it. */

@@ -435,6 +435,7 @@ static side_op cast_op(void)
 
 T_TEST(kernel_sources)
 {
+    T_ONE_THREAD();
     dev_stream *s = NULL;
     side_op op = cast_op();
     side_device_props props;
@@ -501,6 +502,7 @@ T_TEST(kernel_sources)
 /* A fatbin that the driver does not take gives way to NVRTC; where the build has none this is the same. */
 T_TEST(kernel_fatbin)
 {
+    T_ONE_THREAD();
     side_device_props props;
 
     unsetenv("SIDESTREAM_NO_FATBIN");
@@ -524,6 +526,7 @@ T_TEST(kernel_fatbin)
 /* The real NVRTC, where there is one, compiles the embedded source. */
 T_TEST(kernel_nvrtc)
 {
+    T_ONE_THREAD();
     const struct nvrtc_api *nvrtc = NULL;
     const struct cu_libs_test real = {NULL, &fake_cublas, &fake_nvml, false};
     dev_stream *s = NULL;
@@ -560,6 +563,7 @@ static side_op matmul_op(void)
 
 T_TEST(matmul)
 {
+    T_ONE_THREAD();
     dev_stream *a = NULL, *b = NULL;
     side_op op = matmul_op();
     static _Alignas(16) float expected[64];
@@ -689,6 +693,7 @@ static void make_sysfs(void)
 
 T_TEST(link)
 {
+    T_ONE_THREAD();
     side_link l;
     side_device_props props;
 
@@ -860,17 +865,20 @@ static void fault_loop(void)
 
 T_TEST(faults)
 {
+    T_ONE_THREAD();
     fault_loop();
 }
 
 T_TEST(faults_nvrtc)
 {
+    T_ONE_THREAD();
     setenv("SIDESTREAM_NO_FATBIN", "1", 1);
     fault_loop();
 }
 
 T_TEST(faults_memory)
 {
+    T_ONE_THREAD();
     setenv("SIDESTREAM_NO_FATBIN", "1", 1);
     for (unsigned long n = 1;; n++) {
         fake_begin();

@@ -50,6 +50,12 @@ T_TEST(status)
     T_OK(SIDE_INVALID);
 }
 
+T_TEST(memory)
+{
+    assert_memory_equal("abcd", "abcd", 5);
+    assert_memory_equal("abcd", "abed", 4);
+}
+
 /* Fails under AddressSanitizer only. */
 T_TEST(leak)
 {
@@ -73,6 +79,15 @@ static void *write_racy(void *user)
     return user;
 }
 
+/* Fails without a sanitizer only; under ThreadSanitizer it is skipped. */
+T_TEST(second_thread)
+{
+    pthread_t thread;
+    T_ONE_THREAD();
+    assert_int_equal(pthread_create(&thread, NULL, write_racy, NULL), 0);
+    pthread_join(thread, NULL);
+}
+
 /* Fails under ThreadSanitizer only. */
 T_TEST(race)
 {
@@ -87,5 +102,5 @@ T_TEST(skipped)
     T_SKIP("on purpose, %d", 1);
 }
 
-T_MAIN(T(assertion), T(assertion_on_thread), T(crash), T(early_exit), T_LONG(hang, 0.2), T(status), T(leak),
-       T(undefined), T(race), T(skipped))
+T_MAIN(T(assertion), T(assertion_on_thread), T(crash), T(early_exit), T_LONG(hang, 0.2), T(status), T(second_thread),
+       T(memory), T(leak), T(undefined), T(race), T(skipped))
