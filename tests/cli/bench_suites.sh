@@ -109,17 +109,17 @@ t overlap-no-kernels 0 '*overlap: not measured, the device has no kernels*' '' b
 t overlap-one-engine 0 '*overlap: *' '' bench overlap -d sim:one-copy-engine --quick
 t overlap-streams 2 '' '*--streams: *' bench overlap -d sim --streams 0
 
-# Whatever fails, it is said, and no crash. The last ones are past the end of the run.
-suites="pin stage blocks overlap" numbers="1 3 9 33 110 400 1600 1000000"
-if under address; then numbers="2 33 400 1000000"; fi
+# Whatever fails, it is said, and no crash. The last one is past the end of the run.
+suites="pin stage blocks overlap" numbers="1 3 9 33 110 400 1600"
+if under address; then numbers="2 33 400"; fi
 for suite in $suites; do
     bad= ended=
     for fault in fail lose hang; do
-        for n in $numbers; do
+        for n in $numbers $([ $fault != fail ] || echo 1000000); do
             timeout --kill-after=5 60 "$SIDESTREAM" bench $suite --quick -d sim:$fault=$n >out 2>err </dev/null
             code=$?
             case $code in
-            0) ended=$ended$fault ;;
+            0) ended=$n ;;
             1 | 2 | 3 | 4 | 5) [ -s err ] || bad="$bad $fault=$n says nothing" ;;
             *) bad="$bad $fault=$n exits $code" ;;
             esac
@@ -127,7 +127,7 @@ for suite in $suites; do
     done
     if [ -n "$bad" ]; then
         fail $suite-faults "$bad"
-    elif [[ $ended != *fail*lose*hang* ]]; then
+    elif [ -z "$ended" ]; then
         fail $suite-faults "no run came to its end: $ended"
     else
         ok $suite-faults
