@@ -130,7 +130,7 @@ static void check_shape(struct rig *r, struct stage *s, side_copy_kind kind, sid
 
 static void check_all(struct rig *r, struct stage *s, const struct shape *shapes, size_t count, uint64_t seeds)
 {
-    for (size_t i = 0; i < count; i += T_TSAN ? 3 : 1) /* it is slow, and there is one thread */
+    for (size_t i = 0; i < count; i++)
         for (int kind = SIDE_COPY_H2D; kind <= SIDE_COPY_D2D; kind++)
             for (int p = 0; p < PATHS; p++)
                 T_FOR_SEEDS (seed, seeds)
@@ -142,6 +142,8 @@ static void check_all(struct rig *r, struct stage *s, const struct shape *shapes
 
 T_TEST(small_blocks)
 {
+    if (T_TSAN)
+        T_SKIP("one thread; threads_with_a_stream_each has all paths");
     static const struct shape shapes[] = {
         {0, 1, 1, 0, 0, false, false},       {1, 1, 1, 0, 0, false, false},       {1, 100000, 1, 0, 0, false, false},
         {7, 40, 1, 0, 2, false, false},      {40, 300, 1, 30, 5, false, true},    {500, 1, 1, 3, 0, true, true},
@@ -158,6 +160,8 @@ T_TEST(small_blocks)
 
 T_TEST(many_blocks)
 {
+    if (T_TSAN)
+        T_SKIP("one thread; threads_with_a_stream_each has all paths");
     static const struct shape shapes[] = {
         {3000, 3000, 1, 200, 20, false, true}, {3000, 2048, 256, 0, 0, true, true}, {3000, 4000, 1, 0, 0, false, false}};
     struct rig r = rig_open();
@@ -170,11 +174,13 @@ T_TEST(many_blocks)
 
 T_TEST(large_blocks)
 {
+    if (T_TSAN)
+        T_SKIP("one thread; threads_with_a_stream_each has all paths");
     static const struct shape shapes[] = {{9, 5 * MIB, 1, 100, 0, false, true},
                                           {100, 300 * KIB, 1, 0, 0, false, false},
                                           {6, 5 * MIB, 4096, 0, 0, true, true}};
     struct rig r = rig_open();
-    struct stage s = stage_open(&r, (T_TSAN ? 8 : 32) * MIB, 100);
+    struct stage s = stage_open(&r, 32 * MIB, 100);
 
     check_all(&r, &s, shapes, sizeof(shapes) / sizeof(shapes[0]), r.gpu ? 4 : 1);
     stage_close(&r, &s);
@@ -184,11 +190,13 @@ T_TEST(large_blocks)
 /* More than all chunks hold that a device packs into: each is used several times in a call, and again by the next. */
 T_TEST(more_than_the_chunks)
 {
+    if (T_TSAN)
+        T_SKIP("one thread; threads_with_a_stream_each has all paths");
     const struct shape shapes[] = {{8192, 64 * KIB, 4096, 0, 0, true, true}, {40, 11 * MIB, 1, 1000, 0, false, false}};
     struct rig r = rig_open();
     struct stage s = stage_open(&r, (!r.gpu ? 16 : T_SANITIZED ? 64 : 300) * MIB, 8192);
 
-    for (size_t i = 0; i < (T_TSAN ? 1 : 2); i++)
+    for (size_t i = 0; i < 2; i++)
         for (int p = 0; p < PATHS; p++)
             T_FOR_SEEDS (seed, r.gpu ? 3 : 1)
                 if (has_path(&r, SIDE_COPY_D2H, paths[p]))
