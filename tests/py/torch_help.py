@@ -80,12 +80,18 @@ exec(next_program())
 template: subprocess.Popen[str] | None = None
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """With its pipes, so that Python has nothing to warn of."""
+    with process:
+        process.kill()
+
+
 def run_torch(program: str) -> subprocess.CompletedProcess[str]:
     """The same for a program that imports PyTorch: most of its time goes there, so one process does that for all. Its module is __main__."""
     global template
     if template is None or template.poll() is not None:
         template = subprocess.Popen([sys.executable, "-c", TEMPLATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        atexit.register(template.kill)
+        atexit.register(end, template)
     assert template.stdin is not None and template.stdout is not None
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
         print(json.dumps([program, out.name, err.name]), file=template.stdin, flush=True)
