@@ -1,4 +1,4 @@
-"""Feeds PyTorch loops: copies run on a side stream while the GPU computes. And loads checkpoints at the speed of the link.
+"""Feeds PyTorch loops: copies run on a side stream while the GPU computes. And loads checkpoints, reading and copying at once.
 
     loader = sidestream.torch.Prefetcher(loader)      # the one changed line
     for batch in loader: ...                          # batches are on the GPU, in order, safe to keep

@@ -1,4 +1,4 @@
-"""Checkpoints to the GPU at the speed of the link: load_file, stream, and what safe_open and load_model share with them.
+"""Checkpoints to the GPU, read and copied at once: load_file, stream, and what safe_open and load_model share with them.
 
 A load runs on threads of the library's, without the GIL. Meanwhile the tensors are made, over one block of memory a file: no allocation and no copy
 for each of them.
@@ -159,7 +159,7 @@ def load_all(what: str, checkpoint: _native.Checkpoint, where: Where, backend: s
 
 
 def load_file(filename: Path, device: str | int | torch.device = "cpu", *, backend: str = "auto") -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, by name: as safetensors.torch.load_file, at the speed of the link.
+    """All tensors of a checkpoint, by name: as safetensors.torch.load_file, but read and copied at once.
 
         weights = sidestream.torch.load_file("model.safetensors", device="cuda")
 
