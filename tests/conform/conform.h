@@ -19,10 +19,15 @@
 #include <time.h>
 
 /* clang-format off */
+#if T_TSAN /* the threads are the same on every software device, and slow */
+#define EVERY(name) T_ARG(name, "sim"), T_ARG(name, "cuda")
+#define EVERY_LONG(name, seconds) T_LONG_ARG(name, seconds, "sim"), T_LONG_ARG(name, seconds, "cuda")
+#else
 #define EVERY(name) T_ARG(name, "sim"), T_ARG(name, "sim:one-copy-engine"), T_ARG(name, "sim:gh200"), T_ARG(name, "cuda")
 #define EVERY_LONG(name, seconds)                                                                                \
     T_LONG_ARG(name, seconds, "sim"), T_LONG_ARG(name, seconds, "sim:one-copy-engine"),                          \
     T_LONG_ARG(name, seconds, "sim:gh200"), T_LONG_ARG(name, seconds, "cuda")
+#endif
 /* clang-format on */
 
 #define KIB         ((size_t)1 << 10)
