@@ -138,7 +138,6 @@ static side_status files_open(side_load *l)
 
 static side_status stream_make(side_load *l)
 {
-    struct fence before = {.event = NULL};
     side_status r = SIDE_OK;
 
     l->own_copy = l->options.copy_stream == NULL;
@@ -147,11 +146,7 @@ static side_status stream_make(side_load *l)
         r = side_stream_create(l->device, &l->copy);
     if (r != SIDE_OK || l->options.memory_stream == NULL)
         return r;
-    r = fence_record(&before, l->device, l->options.memory_stream);
-    if (r == SIDE_OK)
-        r = fence_wait(&before, l->device, l->to_host ? NULL : l->copy, l->options.timeout_s, SITE_NONE);
-    fence_finish(&before, l->device);
-    return r;
+    return load_order(l, l->options.memory_stream);
 }
 
 /* A matter of speed alone: without the thread the first slots do. */

@@ -146,8 +146,7 @@ side_status side_load_get_arena(side_load *load, size_t arena, side_load_arena *
     return SIDE_OK;
 }
 
-/* Behind what is queued on `stream`: the copies, or in host memory the reads, which this waits for. */
-static side_status order(side_load *l, side_stream *stream)
+side_status load_order(side_load *l, side_stream *stream)
 {
     struct fence before = {.event = NULL};
     side_status r = fence_record(&before, l->device, stream);
@@ -173,7 +172,7 @@ side_status side_load_give_arena(side_load *load, size_t arena, void *data, side
     if (stream != NULL && stream->device != l->device)
         return error_set(SIDE_INVALID, where, "the stream is of another device");
     if (stream != NULL && l->to_host)
-        r = order(l, stream);
+        r = load_order(l, stream);
     if (r != SIDE_OK)
         return r;
     pthread_mutex_lock(&l->mutex);
@@ -183,7 +182,7 @@ side_status side_load_give_arena(side_load *load, size_t arena, void *data, side
         r = error_set(SIDE_STATE, where, "arena %zu has its memory", arena);
     else if (r == SIDE_OK) {
         if (stream != NULL && !l->to_host)
-            r = order(l, stream);
+            r = load_order(l, stream);
         if (r == SIDE_OK)
             r = set(l, a, NULL, data);
         if (r != SIDE_OK)

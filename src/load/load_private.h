@@ -234,6 +234,8 @@ side_status load_unpark(side_load *l);
 side_status load_arenas_check(side_load *l);
 /* The next one of ours; blocks. Driver alone, not locked. */
 side_status load_arena_make(side_load *l);
+/* Behind what is queued on `stream`: the copies, or in host memory the reads, which this waits for. */
+side_status load_order(side_load *l, side_stream *stream);
 void load_arenas_finish(side_load *l);
 
 /* ---- load_wait.c */
