@@ -17,6 +17,7 @@ import sys
 import time
 
 SLOW_S = 2.0
+SETTLE_S = 0.5  # the driver clears memory that it gets back, on the engine that copies: 2.3 ms a GiB on an H200. That is not to be in the next load's time
 
 
 def say(event: str, **more: object) -> None:
@@ -86,6 +87,7 @@ def main() -> None:
         del tensors
         if device.startswith("cuda"):
             torch.cuda.empty_cache()
+            time.sleep(SETTLE_S)
         if wrong or seconds > SLOW_S:
             break
     say("done", versions=versions())

@@ -76,10 +76,10 @@ typedef struct side_load_options {
     uint32_t flags;              /* SIDE_LOAD_* */
     side_memory_kind where;      /* of arenas, and of the parts' data */
     size_t align;                /* of parts in arenas, a power of two to 4096; 0: 16 */
-    size_t piece_bytes;          /* a multiple of 4096, to 64 MiB; 0: 4 MiB */
-    size_t pinned_bytes; /* most staging; 0: 128 MiB. Less is used where the pool has less, down to two slots of 64 KiB */
-    size_t arena_bytes; /* most in arenas; 0: what there is */
-    uint32_t threads;   /* that read, 1 to 64; 0: by cores */
+    size_t piece_bytes;          /* a multiple of 4096, to 64 MiB; 0: 2 MiB */
+    size_t pinned_bytes; /* most staging; 0: 80 MiB. Less is used where the pool has less, down to two slots of 64 KiB */
+    size_t arena_bytes;  /* most in arenas; 0: what there is */
+    uint32_t threads;    /* that read, 1 to 64; 0: by cores */
     side_load_backend backend;
     side_stream *copy_stream;   /* the caller's, must outlive the load; NULL: made here */
     side_stream *memory_stream; /* parts' data is written after what is queued on it so far; NULL: nobody uses it */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Pieces on their way: reads are asked for, copies queued by whoever read, slots taken back when their copies are done. */
+ * Pieces on their way: reads are asked for, copies queued by whoever read or takes back, slots taken back when their copies are done. */
 #include "load_private.h"
 
 #include "error.h"
@@ -9,8 +9,11 @@
 #include <string.h>
 
 #define LOOK_NS \
-    50000            /* between looks at a copy that is in flight: some of them are, so the link does not wait for us */
-#define SLICE_S 0.02 /* waits in a model's time look at cancel this often */
+    50000 /* between looks at a copy that is in flight: some of them are, so the link does not wait for us */
+#define LOW_SLOTS \
+    4u /* in flight: no more of them, or of batches, and the link might run dry before the driver looks again */
+#define LOW_BATCHES 1u
+#define SLICE_S     0.02 /* waits in a model's time look at cancel this often */
 
 /* ---------------------------------------------------------------- reads */
 
@@ -28,7 +31,7 @@ static bool can_read(const side_load *l)
 {
     if (l->free == NULL || l->next_piece == l->plan.piece_count || atomic_load(&l->stop))
         return false;
-    if (l->ordered && l->reading + l->parked_count + (l->queued - l->done) > 0)
+    if (l->ordered && l->reading + l->parked_count + l->gathered_count + (l->queued - l->done) > 0)
         return false;
     return !l->to_host || piece_target(l, &l->plan.pieces[l->next_piece]) != NULL;
 }
@@ -112,20 +115,18 @@ static bool joins(const side_load *l, const side_piece *last, const void *dst, c
            (in_arena && (l->options.flags & SIDE_LOAD_IN_ORDER) == 0 && behind - last->bytes <= LOAD_COPY_GAP);
 }
 
-/* Queues the copies of a filled slot's piece. Locked. */
-static side_status copy_units(side_load *l, const struct load_slot *s)
+/* Adds the copies of a filled slot's piece; what there is no room for goes at once. Locked. */
+static side_status add_units(side_load *l, const struct load_slot *s, struct batch *b)
 {
     const struct load_piece *piece = s->piece;
-    struct batch b;
-    bool was_arena = false;
+    bool was_arena = false; /* slots may be neighbours too, but what is between pieces is not looked at here */
     side_status r = SIDE_OK;
 
-    b.count = 0;
     for (uint32_t i = 0; r == SIDE_OK && i < piece->units; i++) {
         const struct load_unit *u = &l->plan.units[piece->unit + i];
         const struct load_part *p = &l->plan.parts[u->part];
         char *dst = load_part_data(&l->plan, p) + u->skip, *src = s->filled + u->at;
-        side_piece *last = b.count > 0 ? &b.at[b.count - 1] : NULL;
+        side_piece *last = b->count > 0 ? &b->at[b->count - 1] : NULL;
 
         const bool in_arena = p->arena != LOAD_NONE;
         if (last != NULL && joins(l, last, dst, src, in_arena && was_arena)) {
@@ -134,11 +135,11 @@ static side_status copy_units(side_load *l, const struct load_slot *s)
             continue;
         }
         was_arena = in_arena;
-        if (b.count == LOAD_BATCH)
-            r = flush(l, &b);
-        b.at[b.count++] = (side_piece){dst, src, u->bytes};
+        if (b->count == LOAD_BATCH)
+            r = flush(l, b);
+        b->at[b->count++] = (side_piece){dst, src, u->bytes};
     }
-    return r == SIDE_OK ? flush(l, &b) : r;
+    return r;
 }
 
 /* The piece's units count as queued. Locked. */
@@ -155,36 +156,69 @@ static void units_done(side_load *l, const struct load_piece *piece, uint64_t se
 }
 
 /* Whether the link had nothing to do, which says that readers are slower. Asked of hardware alone: a model's time is not that of the readers. Locked. */
-static void note_starved(side_load *l)
+static bool is_starved(const side_load *l)
 {
     if (l->simulated)
-        return;
-    if (l->queued == l->done || fence_query(&l->copying[l->queued % l->slot_most]->copied, l->device) == SIDE_OK)
-        l->starved++;
+        return false;
+    return l->queued == l->done ||
+           fence_query(&l->copying[l->queued % l->slot_most]->cover->copied, l->device) == SIDE_OK;
 }
 
-/* A filled slot whose destination is there. On failure what was queued is for the stream's drain. Locked. */
-static side_status queue_copy(side_load *l, struct load_slot *s)
+/* What was gathered goes as one batch. On failure what was queued is for the stream's drain. Locked. */
+static side_status send(side_load *l)
 {
-    side_status r;
+    const uint32_t count = l->gathered_count;
+    struct load_slot *cover = l->gathered[count - 1];
+    struct batch b;
+    side_status r = SIDE_OK;
 
-    if (l->simulated) {
-        l->device->ops->clock_join(l->device->context, s->clock_ns);
-        if (s->piece->arena != LOAD_NONE)
-            l->device->ops->clock_join(l->device->context, l->plan.arenas[s->piece->arena].clock_ns);
+    b.count = 0;
+    l->starved += is_starved(l) ? count : 0;
+    for (uint32_t i = 0; r == SIDE_OK && i < count; i++) {
+        const struct load_slot *s = l->gathered[i];
+        if (l->simulated) {
+            l->device->ops->clock_join(l->device->context, s->clock_ns);
+            if (s->piece->arena != LOAD_NONE)
+                l->device->ops->clock_join(l->device->context, l->plan.arenas[s->piece->arena].clock_ns);
+        }
+        r = add_units(l, s, &b);
     }
-    note_starved(l);
-    r = copy_units(l, s);
     if (r == SIDE_OK)
-        r = fence_record(&s->copied, l->device, l->copy);
+        r = flush(l, &b);
+    if (r == SIDE_OK)
+        r = fence_record(&cover->copied, l->device, l->copy);
     if (r != SIDE_OK)
         return r;
-    s->state = LOAD_COPYING;
-    s->sequence = ++l->queued;
-    l->copying[s->sequence % l->slot_most] = s;
-    units_done(l, s->piece, s->sequence);
+    for (uint32_t i = 0; i < count; i++) {
+        struct load_slot *s = l->gathered[i];
+        s->state = LOAD_COPYING;
+        s->sequence = ++l->queued;
+        s->cover = cover;
+        l->copying[s->sequence % l->slot_most] = s;
+        units_done(l, s->piece, s->sequence);
+    }
+    l->gathered_count = 0;
+    l->batches++;
     pthread_cond_signal(&l->work);
     return SIDE_OK;
+}
+
+/* Sends what there is, unless the link has enough to do until more is there. Locked. */
+static side_status send_some(side_load *l)
+{
+    if (l->gathered_count == 0)
+        return SIDE_OK;
+    if (l->gathered_count == LOAD_GATHER || l->batches <= LOW_BATCHES || l->queued - l->done <= LOW_SLOTS)
+        return send(l);
+    return SIDE_OK;
+}
+
+/* A filled slot whose destination is there. Locked. */
+static side_status queue_copy(side_load *l, struct load_slot *s)
+{
+    s->state = LOAD_GATHERED;
+    l->gathered[l->gathered_count++] = s;
+    return send_some(l);
 }
 
 side_status load_unpark(side_load *l)
@@ -283,10 +317,10 @@ static side_status look(side_load *l, struct load_slot *s)
     side_status r;
 
     if (l->simulated) {
-        r = fence_wait(&s->copied, l->device, NULL, SLICE_S, SITE_LOAD_SLOT);
+        r = fence_wait(&s->cover->copied, l->device, NULL, SLICE_S, SITE_LOAD_SLOT);
         return r == SIDE_STUCK ? SIDE_AGAIN : r;
     }
-    r = fence_query(&s->copied, l->device);
+    r = fence_query(&s->cover->copied, l->device);
     if (r == SIDE_AGAIN)
         os_sleep_ns(LOOK_NS);
     return r;
@@ -299,6 +333,7 @@ static void take_back(side_load *l, struct load_slot *s)
 
     l->done++;
     l->done_pieces++;
+    l->batches -= s->cover == s;
     for (uint32_t i = 0; i < piece->units; i++)
         l->copied_bytes += l->plan.units[piece->unit + i].bytes;
     l->end_ns = os_now_ns();
@@ -319,12 +354,14 @@ static side_status drive_copies(side_load *l, uint64_t *since_ns)
     pthread_mutex_lock(&l->mutex);
     load_spent(l, SPENT_COPYING);
     if (r == SIDE_OK) {
-        take_back(l, s);
+        for (const uint64_t last = s->cover->sequence; l->done < last;)
+            take_back(l, l->copying[(l->done + 1) % l->slot_most]);
         *since_ns = os_now_ns();
-    } else if (r == SIDE_AGAIN && (double)(os_now_ns() - *since_ns) * 1e-9 > l->options.timeout_s) {
+        return send_some(l);
+    }
+    if (r == SIDE_AGAIN && (double)(os_now_ns() - *since_ns) * 1e-9 > l->options.timeout_s)
         return error_set(SIDE_STUCK, "side_load", "a copy of %u bytes was not done within %g s", s->piece->bytes,
                          l->options.timeout_s);
-    }
     return r == SIDE_AGAIN ? SIDE_OK : r;
 }
 

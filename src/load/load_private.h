@@ -16,13 +16,15 @@
  *     pieces  |    0    |         1       |      2      |  gap     of one file; begin and end on a grid of piece_bytes, so that a slot holds them even if
  *                                                                  direct reads round to 4096. Small gaps are read along
  *
- *     slot    FREE --next piece--> READING --by the thread that read it--> COPYING --driver, copy done--> FREE
- *                                     |                                       ^
- *                                     +--> PARKED: its arena has no memory ---+                        host memory: READING --> FREE
+ *     slot    FREE --next piece--> READING ---------------> GATHERED --by whoever sends--> COPYING --driver, copy done--> FREE
+ *                                     |                       ^
+ *                                     +--> PARKED ------------+ once its arena has memory              host memory: READING --> FREE
  *
- * Pieces are read in order and copied as they come: the link does not wait for a late one. All copies are on one stream, so copies are done in the order in
- * which they were queued (`sequence`), and a part is there once the copy that was queued last of its units' is. So there is an event a slot, and none a
- * part: a part's sequence is either done, or that of a slot which is COPYING, whose fence is what its readers wait for.
+ * Pieces are read in order and copied as they come: the link does not wait for a late one. While the link has enough to do, filled slots are gathered and go
+ * as one batch (a copy of its own costs the link 3 us, as much as 160 KiB do); when it has not, each goes at once. All copies are on one stream, so copies
+ * are done in the order in which they were queued (`sequence`), and a part is there once the copy that was queued last of its units' is. So there is an
+ * event a batch, and none a part: a part's sequence is either done, or that of a slot which is COPYING, and what its readers wait for is the fence of its
+ * `cover`, the last slot of the batch.
  *
  * Lock: mutex guards all that is not said to be constant or somebody's. Copies are queued and fences recorded and waited for by streams under it: a few
  * microseconds a piece, and no call there waits for the device. Reading, pinning, allocating, the driver's own wait for a copy and calls of the
@@ -44,7 +46,8 @@
 #define LOAD_SLOTS_MOST  1024u
 #define LOAD_PIECE_LEAST ((size_t)64 << 10)
 #define LOAD_PIECE_MOST  ((size_t)64 << 20)
-#define LOAD_BATCH       128u /* copies of a piece that go as one call */
+#define LOAD_BATCH       128u /* copies that go as one call */
+#define LOAD_GATHER      8u   /* slots that do */
 
 struct load_part {
     uint64_t at, bytes; /* in the file */
@@ -101,7 +104,7 @@ struct load_plan {
     size_t arena_bytes;
 };
 
-enum load_slot_state { LOAD_FREE, LOAD_READING, LOAD_PARKED, LOAD_COPYING };
+enum load_slot_state { LOAD_FREE, LOAD_READING, LOAD_PARKED, LOAD_GATHERED, LOAD_COPYING };
 
 struct load_slot {
     struct reader_piece read;
@@ -109,11 +112,12 @@ struct load_slot {
     void *memory; /* NULL: pieces are read to where they go */
     struct load_piece *piece;
     enum load_slot_state state;
-    struct load_slot *next; /* FREE, PARKED: the list */
-    char *filled;           /* PARKED, COPYING: the piece's first byte */
-    uint64_t sequence;      /* COPYING */
-    struct fence copied; /* its writer's while COPYING begins; waited for by the driver and, under the lock, by streams */
-    uint64_t clock_ns;   /* the driver's, when it came back */
+    struct load_slot *next;  /* FREE, PARKED: the list */
+    char *filled;            /* PARKED, GATHERED, COPYING: the piece's first byte */
+    uint64_t sequence;       /* COPYING */
+    struct load_slot *cover; /* COPYING: the last of its batch */
+    struct fence copied; /* of a cover: its batch. The sender's while COPYING begins; waited for by the driver and, under the lock, by streams */
+    uint64_t clock_ns; /* the driver's, when it came back */
 };
 
 struct load_block { /* slots that were pinned together */
@@ -150,7 +154,10 @@ struct side_load {
     uint32_t slot_count, block_count;
     struct load_slot *free, *parked;
     struct load_slot **copying; /* by sequence % slot_most */
-    uint32_t reading;           /* slots */
+    struct load_slot *gathered[LOAD_GATHER];
+    uint32_t gathered_count;
+    uint32_t batches; /* queued, and not known to be done */
+    uint32_t reading; /* slots */
     uint32_t parked_count;
     uint32_t next_piece; /* to be read */
     uint32_t done_pieces;

@@ -8,12 +8,13 @@
 #include "error.h"
 #include "os.h"
 
-#define WHERE       "side_load_start"
-#define PIECE_BYTES ((size_t)4 << 20)
-#define PINNED_BYTES \
-    ((size_t)128 << 20) /* enough to keep the link busy, and little enough to stay in a processor's caches */
-#define STEP_BYTES ((size_t)16 << 20) /* the pool pins that much at once, and no more */
-#define HOST_SLOTS 64u                /* reads in flight that need no slot */
+#define WHERE "side_load_start"
+/* Measured on an H200 with a link of 55 GB/s (docs/load-a-checkpoint.md): pieces of 1 MiB cost too many calls; larger ones, or more of them, are out of the processor's
+ * caches before they are copied, which takes memory bandwidth twice. */
+#define PIECE_BYTES  ((size_t)2 << 20)
+#define PINNED_BYTES ((size_t)80 << 20)
+#define STEP_BYTES   ((size_t)16 << 20) /* the pool pins that much at once, and no more */
+#define HOST_SLOTS   64u                /* reads in flight that need no slot */
 
 /* At most `count` slots in a block of their own. */
 static side_status block_make(side_load *l, uint32_t count)

@@ -88,7 +88,7 @@ static side_status wait_on_stream(side_load *l, uint64_t sequence, side_stream *
 
     if (stream->number == l->waited_stream && sequence <= l->waited)
         return SIDE_OK;
-    r = fence_wait(&l->copying[sequence % l->slot_most]->copied, l->device, stream, 0, SITE_LOAD_READY);
+    r = fence_wait(&l->copying[sequence % l->slot_most]->cover->copied, l->device, stream, 0, SITE_LOAD_READY);
     if (r == SIDE_OK) {
         l->waited_stream = stream->number;
         l->waited = sequence;
@@ -139,7 +139,7 @@ side_status side_load_query(side_load *load, size_t part)
     if (r == SIDE_OK && p->left > 0)
         r = SIDE_AGAIN;
     else if (r == SIDE_OK && p->sequence > load->done)
-        r = fence_query(&load->copying[p->sequence % load->slot_most]->copied, load->device);
+        r = fence_query(&load->copying[p->sequence % load->slot_most]->cover->copied, load->device);
     pthread_mutex_unlock(&load->mutex);
     return r;
 }

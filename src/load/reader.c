@@ -203,7 +203,8 @@ void reader_end(reader *r, struct reader_piece *piece, side_status status, const
 static side_status options_check(struct reader_options *o)
 {
     static const char where[] = "reader_create";
-    unsigned cores = os_cores();
+    /* Three of four cores: with all, what takes slots back and the caller's own threads would wait for one. */
+    unsigned threads = os_cores() / os_local_world() * 3 / 4;
 
     if (o->done == NULL)
         return error_set(SIDE_INVALID, where, "options.done is NULL; it is called with each piece that is read");
@@ -214,9 +215,9 @@ static side_status options_check(struct reader_options *o)
     if (o->depth > READER_MOST_DEPTH)
         return error_set(SIDE_INVALID, where, "options.depth is %u; at most %u", o->depth, READER_MOST_DEPTH);
     if (o->threads == 0)
-        o->threads = cores < DEFAULT_LEAST_THREADS  ? DEFAULT_LEAST_THREADS
-                     : cores > DEFAULT_MOST_THREADS ? DEFAULT_MOST_THREADS
-                                                    : cores;
+        o->threads = threads < DEFAULT_LEAST_THREADS  ? DEFAULT_LEAST_THREADS
+                     : threads > DEFAULT_MOST_THREADS ? DEFAULT_MOST_THREADS
+                                                      : threads;
     if (o->depth == 0)
         o->depth = DEFAULT_DEPTH;
     return SIDE_OK;

@@ -113,7 +113,7 @@ struct reader_options {
     reader_done_fn *done; /* required */
     void *owner;
     enum reader_backend backend;
-    uint32_t threads; /* 1..READER_MOST_THREADS; 0: cores, 4 at least and 16 at most */
+    uint32_t threads; /* 1..READER_MOST_THREADS; 0: three of four cores, 4 at least and 16 at most */
     uint32_t depth;   /* reads that the ring has in flight, 1..READER_MOST_DEPTH; 0: 64 */
     /* Memory that buffers lie in: registered with the ring, which saves it work a read. Not required. Looked at when the ring is first needed, so array and memory must outlive the reader. */
     const struct reader_region *regions;

@@ -50,6 +50,49 @@ T_TEST(order_is_the_caller_s)
     }
 }
 
+/* ---------------------------------------------------------------- batches */
+
+/* Sixteen slots are full before there is memory for them: five go at once, each while it or the link alone has too little to do, then eight as one batch, then
+ * the rest. Where slots may not wait for each other, each goes alone. */
+T_TEST(full_slots_go_together)
+{
+    for (int ordered = 0; ordered < 2; ordered++) {
+        side_device *dev = load_device("", 1);
+        t_rng rng = t_rng_make(7);
+        const size_t bytes = (size_t)16 * 4096;
+        void *memory = NULL;
+        struct load_rig r;
+        side_load_stats s;
+
+        setenv("SIDESTREAM_DISABLE", ordered ? "1" : "0", 1);
+        load_rig_init(&r, dev, false, 1, &rng);
+        r.image[0] = realloc(r.image[0], bytes);
+        r.bytes[0] = r.sources[0].bytes = bytes;
+        t_rng_fill(&rng, r.image[0], bytes);
+        r.o.flags = SIDE_LOAD_GIVEN;
+        r.o.piece_bytes = 4096;
+        r.o.pinned_bytes = bytes;
+        T_OK(side_device_alloc(dev, bytes, &memory));
+        T_OK(side_load_start(dev, NULL, &r.o, &r.load));
+        do {
+            os_sleep_ns(100000);
+            T_OK(side_load_get_stats(r.load, &s));
+        } while (s.read_bytes < (ordered ? 4096 : bytes));
+        assert_int_equal(s.copies, 0);
+        T_OK(side_load_give_arena(r.load, 0, memory, r.stream));
+        T_OK(load_look(&r, &rng));
+        T_OK(side_load_join(r.load, &s));
+        assert_int_equal(s.pieces, 16);
+        assert_int_equal(s.copies, ordered ? 16 : 7);
+        T_OK(side_load_destroy(r.load));
+        r.load = NULL;
+        side_device_free(dev, memory);
+        load_rig_finish(&r);
+        load_close(dev);
+        unsetenv("SIDESTREAM_DISABLE");
+    }
+}
+
 /* ---------------------------------------------------------------- layout */
 
 struct expected {
@@ -336,5 +379,5 @@ T_TEST(forked_children_may_not)
     load_close(dev);
 }
 
-T_MAIN(T(order_is_the_caller_s), T(layout_follows_the_file), T(tensors_cost_no_events), T(bad_options), T(states),
-       T(memory_is_written_after_its_stream), T(forked_children_may_not))
+T_MAIN(T(order_is_the_caller_s), T(full_slots_go_together), T(layout_follows_the_file), T(tensors_cost_no_events),
+       T(bad_options), T(states), T(memory_is_written_after_its_stream), T(forked_children_may_not))
