@@ -2,8 +2,8 @@
 
     cast.py --program build/sidestream [--device cuda] [--mib 4096] [--disk DIR] [--tmpfs /dev/shm] [--repeats 3] [--out results.jsonl]
 
-    cast.py --program build/sidestream [--device cuda] [--mib 4096] [--disk DIR] [--tmpfs /dev/shm] [--repeats 3] [--out FILE]
-time is not the cast. Results are compared with torch's own conversion, byte by byte, after.
+Two shards of --mib each. "bare" is PyTorch's program without any file: imports and context, which of its time is not the
+cast. Results are compared with torch's own conversion, byte by byte, after.
 """
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """One process of the load benchmarks: imports, brings the device up, loads once, verifies; the same again, where the first load was no longer than
-SLOW_S and LOADS says 2. For compare.py, which times it.
+SLOW_S and LOADS says 2. Between them the tensors are dropped; PyTorch's allocator keeps
+their memory, as in any program, and the next load takes it. For compare.py, which times it.
 
     child.py METHOD FOLDER DEVICE LOADS
 
@@ -17,7 +18,8 @@ import sys
 import time
 
 SLOW_S = 2.0
-SETTLE_S = 0.5  # the driver clears memory that it gets back, on the engine that copies: 2.3 ms a GiB on an H200. That is not to be in the next load's time
+# Memory that a loader gave back to the driver is cleared on the engine that copies, 2.3 ms a GiB on an H200: not in the next load's time.
+SETTLE_S = 0.5
 
 
 def say(event: str, **more: object) -> None:
@@ -86,7 +88,7 @@ def main() -> None:
         say("verified", wrong=wrong)
         del tensors
         if device.startswith("cuda"):
-            torch.cuda.empty_cache()
+            torch.cuda.synchronize()
             time.sleep(SETTLE_S)
         if wrong or seconds > SLOW_S:
             break
