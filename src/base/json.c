@@ -526,6 +526,22 @@ side_status jread_skip(jread *r)
     return token != JREAD_ERROR ? SIDE_OK : SIDE_INVALID;
 }
 
+const char *jread_rest(const jread *r, size_t *bytes)
+{
+    assert(r->token == JREAD_KEY);
+    *bytes = r->failed ? 0 : r->bytes - r->pos;
+    return r->text + r->pos;
+}
+
+void jread_passed(jread *r, size_t bytes)
+{
+    assert(r->token == JREAD_KEY && !r->failed && r->keys == NULL && bytes <= r->bytes - r->pos);
+    r->at = r->pos;
+    r->end = r->pos += bytes;
+    r->started = true;
+    r->token = JREAD_OBJECT_END;
+}
+
 bool jread_is(const jread *r, const char *text)
 {
     size_t n = strlen(text);

@@ -83,6 +83,11 @@ side_status jread_expect(jread *r, jread_token token);
 /* Skips the next value, whatever it is. Checked as everything. */
 side_status jread_skip(jread *r);
 
+/* For who knows a short way through objects of one usual form: what stands behind the key that was read last; and that its first `bytes` were an object of
+ * valid JSON, which is passed over. Not where keys are noted. */
+const char *jread_rest(const jread *r, size_t *bytes);
+void jread_passed(jread *r, size_t bytes);
+
 /* The string or key that was read last equals `text`, after unescaping. */
 bool jread_is(const jread *r, const char *text);
 /* Its bytes, unescaped and NUL-terminated. SIDE_INVALID: they do not fit into buffer_bytes - 1, or a NUL is among them and length is NULL. */

@@ -116,6 +116,9 @@ side_status ck_add_folder(side_checkpoint *ck, const char *path);
 
 /* file->text is the header; names and metadata are unescaped in it. Adds rows, in the order of the header. */
 side_status st_parse(side_checkpoint *ck, struct ck_file *file);
+#ifdef SIDE_TESTING
+extern bool st_test_by_tokens; /* also what has the usual form */
+#endif
 /* Reads the header, with room for the file's name behind it, and sets all of the row but the name. */
 side_status npy_parse(side_checkpoint *ck, struct ck_file *file, struct ck_row *row);
 

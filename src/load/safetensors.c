@@ -16,6 +16,12 @@
 
 static const char where[] = "side_checkpoint_open";
 
+#ifdef SIDE_TESTING
+bool st_test_by_tokens;
+#else
+enum { st_test_by_tokens = 0 };
+#endif
+
 /* The least that an entry takes: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and a comma. */
 #define ENTRY_LEAST 50
 
@@ -276,6 +282,81 @@ static side_status check_entry(struct st *st, const struct entry *e)
     return SIDE_OK;
 }
 
+/* ---------------------------------------------------------------- the usual form */
+
+struct scan {
+    const char *at, *end;
+};
+
+static bool scan_text(struct scan *s, const char *text, size_t bytes)
+{
+    if ((size_t)(s->end - s->at) < bytes || memcmp(s->at, text, bytes) != 0)
+        return false;
+    s->at += bytes;
+    return true;
+}
+
+/* Of up to 19 digits, which 64 bits hold. */
+static bool scan_whole(struct scan *s, uint64_t *value)
+{
+    const char *first = s->at;
+
+    for (*value = 0; s->at < s->end && *s->at >= '0' && *s->at <= '9' && s->at - first < 20; s->at++)
+        *value = *value * 10 + (uint64_t)(*s->at - '0');
+    return s->at > first && s->at - first < 20 && (*first != '0' || s->at == first + 1);
+}
+
+static bool scan_type(struct scan *s, struct entry *e)
+{
+    const char *first = s->at;
+
+    while (s->at < s->end && *s->at != '"' && s->at - first < 16)
+        s->at++;
+    return dtype_of(first, (size_t)(s->at - first), &e->type);
+}
+
+static bool scan_shape(struct st *st, struct scan *s, struct entry *e)
+{
+    uint64_t dim;
+
+    if (s->at < s->end && *s->at == ']')
+        return true;
+    do {
+        if (e->rank == SIDE_RANK_MOST || !scan_whole(s, &dim) || ck_dim_add(st->ck, dim) != SIDE_OK)
+            return false;
+        e->rank++;
+    } while (scan_text(s, ",", 1));
+    return true;
+}
+
+/* As the reference implementation writes tensors, and so nearly every file: without blanks, the fields in this order. A third of the time of the way through
+ * tokens. Whatever is different in any way is left to that, which knows what may be, and the errors. */
+static bool entry_usual(struct st *st, struct entry *e)
+{
+    static const char type[] = "{\"dtype\":\"", shape[] = "\",\"shape\":[", offsets[] = "],\"data_offsets\":[";
+    size_t left;
+    const char *text = jread_rest(&st->r, &left), *header = st->r.text;
+    struct scan s = {text, text + left};
+    const size_t dims = st->ck->dim_count;
+
+    e->dims = dims;
+    e->type_at = (size_t)(s.at - header) + sizeof(type) - 1;
+    if (scan_text(&s, type, sizeof(type) - 1) && scan_type(&s, e) && scan_text(&s, shape, sizeof(shape) - 1)) {
+        e->shape_at = (size_t)(s.at - header) - 1;
+        if (scan_shape(st, &s, e) && scan_text(&s, offsets, sizeof(offsets) - 1)) {
+            e->offsets_at = (size_t)(s.at - header) - 1;
+            if (scan_whole(&s, &e->begin) && scan_text(&s, ",", 1) && scan_whole(&s, &e->end) && scan_text(&s, "]}", 2)) {
+                e->has_type = e->has_shape = e->has_offsets = true;
+                jread_passed(&st->r, (size_t)(s.at - text));
+                return true;
+            }
+        }
+    }
+    st->ck->dim_count = dims;
+    *e = (struct entry){.type = SIDE_DTYPE_U8};
+    return false;
+}
+
 static side_status entry_fields(struct st *st, struct entry *e)
 {
     jread_token token = jread_next(&st->r);
@@ -303,7 +384,8 @@ static side_status tensor(struct st *st)
 
     if (s != SIDE_OK)
         return s;
-    s = entry_fields(st, &e);
+    if (st_test_by_tokens || !entry_usual(st, &e))
+        s = entry_fields(st, &e);
     if (s == SIDE_OK)
         s = check_entry(st, &e);
     if (s != SIDE_OK)

@@ -50,6 +50,26 @@ static side_checkpoint *read_text(const char *text, size_t size, uint64_t bytes,
     return NULL;
 }
 
+/* The shorter way through tensors of the usual form, and the way through tokens, give the same. */
+static void check_ways(const char *text, size_t size, uint64_t bytes, uint32_t flags, const side_checkpoint *ck)
+{
+    side_error error = *side_last_error();
+
+    st_test_by_tokens = true;
+    side_checkpoint *other = read_text(text, size, bytes, flags);
+    st_test_by_tokens = false;
+    expect((ck == NULL) == (other == NULL));
+    if (ck == NULL)
+        expect(strcmp(error.message, side_last_error()->message) == 0);
+    for (size_t i = 0; ck != NULL && i < side_checkpoint_count(ck); i++) {
+        side_tensor a, b;
+        expect(side_checkpoint_tensor(ck, i, &a) == SIDE_OK && side_checkpoint_tensor(other, i, &b) == SIDE_OK);
+        expect(strcmp(a.name, b.name) == 0 && a.type == b.type && a.offset == b.offset && a.bytes == b.bytes &&
+               a.rank == b.rank && (a.rank == 0 || memcmp(a.dims, b.dims, a.rank * sizeof(*a.dims)) == 0));
+    }
+    side_checkpoint_close(other);
+}
+
 /* Rows cover the data in order, and every name is found. */
 static void check_table(const side_checkpoint *ck)
 {
@@ -112,7 +132,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint64_t bytes = data[0];
     side_checkpoint *letter = read_text(text, size - 1, bytes, SIDE_CHECKPOINT_STRICT_SPEC);
     side_checkpoint *plain = read_text(text, size - 1, bytes, 0);
+    check_ways(text, size - 1, bytes, 0, plain);
     side_checkpoint *lenient = read_text(text, size - 1, bytes, SIDE_CHECKPOINT_LENIENT);
+    check_ways(text, size - 1, bytes, SIDE_CHECKPOINT_LENIENT, lenient);
 
     expect((letter == NULL || plain != NULL) && (plain == NULL || lenient != NULL));
     if (plain != NULL) {

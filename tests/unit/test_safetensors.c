@@ -2,6 +2,7 @@
  *
  * Headers of safetensors files: what is taken and what is refused, each with its own error at its own place, by default, leniently and by the letter of
  * the format. The reference implementation is beside it in tests/py/test_safetensors.py. */
+#include "checkpoint.h"
 #include "checkpoint_help.h"
 
 #include <sys/stat.h>
@@ -231,9 +232,12 @@ T_TEST(rules)
         size_t at = 0;
         const size_t n = unmark(&rows[i], text, &at);
         write_safetensors(path, text, n, rows[i].data);
-        for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++) {
+        for (size_t j = 0; j < 2 * sizeof(modes) / sizeof(modes[0]); j++) {
+            const size_t m = j / 2;
             side_checkpoint *ck = NULL;
+            st_test_by_tokens = j % 2 != 0;
             const side_status s = open_with(path, modes[m].flags, &ck);
+            st_test_by_tokens = false;
             if ((s == SIDE_OK) != ((rows[i].takes & modes[m].mode) != 0))
                 T_FAIL("%s of %s: %s", modes[m].name, rows[i].header,
                        s == SIDE_OK ? "is taken" : side_last_error()->message);
@@ -243,6 +247,56 @@ T_TEST(rules)
             side_checkpoint_close(ck);
         }
     }
+}
+
+static void same_row(const char *header, const side_checkpoint *a, const side_checkpoint *b, size_t i)
+{
+    side_tensor x, y;
+
+    T_OK(side_checkpoint_tensor(a, i, &x));
+    T_OK(side_checkpoint_tensor(b, i, &y));
+    if (x.type != y.type || x.rank != y.rank || x.offset != y.offset || x.bytes != y.bytes ||
+        strcmp(x.name, y.name) != 0 || (x.rank != 0 && memcmp(x.dims, y.dims, x.rank * sizeof(*x.dims)) != 0))
+        T_FAIL("tensor %zu is another one token by token: %s", i, header);
+}
+
+/* Tensors in the usual form are read by a shorter way: with any byte changed, left out or doubled, both ways give the same, to the word of an error. */
+T_TEST(usual_form)
+{
+    static const char header[] = "{\"a\":{\"dtype\":\"BF16\",\"shape\":[2,10],\"data_offsets\":[0,40]},"
+                                 "\"b\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[40,44]}}";
+    static const char others[] = "\"\\ ,:[]{}0129-.eU\n\200";
+    const char *path = in_folder("m.safetensors");
+    const size_t n = sizeof(header) - 1, kinds = sizeof(others) - 1 + 2;
+    char text[sizeof(header) + 1];
+    unsigned taken = 0;
+
+    for (size_t i = 0; i < n * kinds; i++) {
+        const size_t at = i / kinds, kind = i % kinds, gone = kind == 0, more = kind == 1;
+        side_checkpoint *ck[2] = {NULL, NULL};
+        char message[2][sizeof(((side_error *)0)->message)];
+        memcpy(text, header, at + more);
+        memcpy(text + at + more, header + at + gone, n - at - gone);
+        if (kind > 1)
+            text[at] = others[kind - 2];
+        write_safetensors(path, text, n - gone + more, 44);
+        text[n - gone + more] = '\0';
+        for (int tokens = 0; tokens < 2; tokens++) {
+            st_test_by_tokens = tokens != 0;
+            message[tokens][0] = '\0';
+            if (open_with(path, SIDE_CHECKPOINT_LENIENT * (uint32_t)(i & 1), &ck[tokens]) != SIDE_OK)
+                memcpy(message[tokens], side_last_error()->message, sizeof(message[0]));
+            st_test_by_tokens = false;
+        }
+        if (strcmp(message[0], message[1]) != 0 || (ck[0] == NULL) != (ck[1] == NULL))
+            T_FAIL("%s: '%s', token by token '%s'", text, message[0], message[1]);
+        for (size_t k = 0; ck[0] != NULL && k < side_checkpoint_count(ck[0]); k++)
+            same_row(text, ck[0], ck[1], k);
+        taken += ck[0] != NULL;
+        side_checkpoint_close(ck[0]);
+        side_checkpoint_close(ck[1]);
+    }
+    assert_true(taken > 20);
 }
 
 /* Of names that stand twice, the last counts leniently, for the metadata too. */
@@ -408,4 +462,4 @@ T_TEST(any_order)
     }
 }
 
-T_MAIN(T(rules), T(last_counts), T(files), T(many), T(any_order))
+T_MAIN(T(rules), T(usual_form), T(last_counts), T(files), T(many), T(any_order))
