@@ -118,7 +118,7 @@ static PyObject *tuple_of(const uint64_t *numbers, uint32_t count)
     return tuple;
 }
 
-static int shape_make(const side_tensor *t, side_dtype *as, PyObject **shape, PyObject **strides)
+int shape_make(const side_tensor *t, side_dtype *as, PyObject **shape, PyObject **strides)
 {
     uint64_t dims[SIDE_RANK_MOST], steps[SIDE_RANK_MOST], step = 1;
     uint32_t rank = t->rank, bits = side_dtype_bits(t->type);
@@ -145,31 +145,47 @@ static int shape_make(const side_tensor *t, side_dtype *as, PyObject **shape, Py
     return -1;
 }
 
+/* The place of a shape, or the one that it takes. */
+static size_t shape_place(const struct shapes *shapes, const side_tensor *t, bool *known)
+{
+    const size_t bytes = t->rank * sizeof(uint64_t);
+    uint64_t hash = (uint64_t)t->type * 31 + t->rank;
+    size_t first;
+
+    for (uint32_t i = 0; i < t->rank; i++)
+        hash = (hash ^ t->dims[i]) * 0x9E3779B97F4A7C15u;
+    first = (size_t)(hash >> 32) % SHAPES_KEPT;
+    for (size_t i = 0; i < SHAPES_TRIED; i++) {
+        const size_t at = (first + i) % SHAPES_KEPT;
+        *known = shapes->kept[at].shape != NULL && shapes->kept[at].type == t->type &&
+                 shapes->kept[at].rank == t->rank && (bytes == 0 || memcmp(shapes->kept[at].dims, t->dims, bytes) == 0);
+        if (*known || shapes->kept[at].shape == NULL)
+            return at;
+    }
+    return first;
+}
+
 int shapes_get(struct shapes *shapes, const side_tensor *t, side_dtype *as, PyObject **shape, PyObject **strides)
 {
-    size_t bytes = t->rank * sizeof(uint64_t), at;
+    bool known;
+    const size_t at = shape_place(shapes, t, &known);
 
-    for (size_t i = 0; i < SHAPES_KEPT; i++) {
-        if (shapes->kept[i].shape != NULL && shapes->kept[i].type == t->type && shapes->kept[i].rank == t->rank &&
-            (bytes == 0 || memcmp(shapes->kept[i].dims, t->dims, bytes) == 0)) {
-            *as = shapes->kept[i].as;
-            *shape = shapes->kept[i].shape;
-            *strides = shapes->kept[i].strides;
-            return 0;
-        }
+    if (!known) {
+        if (shape_make(t, as, shape, strides) != 0)
+            return -1;
+        Py_XDECREF(shapes->kept[at].shape);
+        Py_XDECREF(shapes->kept[at].strides);
+        shapes->kept[at].type = t->type;
+        shapes->kept[at].as = *as;
+        shapes->kept[at].rank = t->rank;
+        if (t->rank > 0)
+            memcpy(shapes->kept[at].dims, t->dims, t->rank * sizeof(uint64_t));
+        shapes->kept[at].shape = *shape;
+        shapes->kept[at].strides = *strides;
     }
-    if (shape_make(t, as, shape, strides) != 0)
-        return -1;
-    at = shapes->next++ % SHAPES_KEPT;
-    Py_XDECREF(shapes->kept[at].shape);
-    Py_XDECREF(shapes->kept[at].strides);
-    shapes->kept[at].type = t->type;
-    shapes->kept[at].as = *as;
-    shapes->kept[at].rank = t->rank;
-    if (bytes > 0)
-        memcpy(shapes->kept[at].dims, t->dims, bytes);
-    shapes->kept[at].shape = *shape;
-    shapes->kept[at].strides = *strides;
+    *as = shapes->kept[at].as;
+    *shape = shapes->kept[at].shape;
+    *strides = shapes->kept[at].strides;
     return 0;
 }
 
@@ -223,19 +239,17 @@ static PyObject *checkpoint_info(PyObject *object, PyObject *arg)
 {
     struct checkpoint_ref *ref = native_checkpoint(object, "info()");
     Py_ssize_t index = ref == NULL ? -1 : PyLong_AsSsize_t(arg);
-    struct shapes shapes = {0};
-    PyObject *shape, *strides, *result = NULL;
+    PyObject *shape, *strides;
     side_dtype as;
     side_tensor t;
 
     if (ref == NULL || PyErr_Occurred() || !tensor_of(ref, index, &t))
         return NULL;
-    if (shapes_get(&shapes, &t, &as, &shape, &strides) == 0)
-        result = Py_BuildValue("(s#siNOOKnK)", t.name, (Py_ssize_t)t.name_bytes, side_dtype_name(t.type), (int)as,
-                               tuple_of(t.dims, t.rank), shape, strides, (unsigned long long)t.bytes,
-                               (Py_ssize_t)t.file, (unsigned long long)t.offset);
-    shapes_end(&shapes);
-    return result;
+    if (shape_make(&t, &as, &shape, &strides) != 0)
+        return NULL;
+    return Py_BuildValue("(s#siNNNKnK)", t.name, (Py_ssize_t)t.name_bytes, side_dtype_name(t.type), (int)as,
+                         tuple_of(t.dims, t.rank), shape, strides, (unsigned long long)t.bytes, (Py_ssize_t)t.file,
+                         (unsigned long long)t.offset);
 }
 
 static PyObject *checkpoint_find(PyObject *object, PyObject *arg)

@@ -8,13 +8,10 @@ struct run {
     struct run *next, **before; /* in the list of all that were not buried; GIL */
     side_load *load;
     struct device_ref *device;
-    struct checkpoint_ref *checkpoint;
     PyObject *owners;                 /* a list */
     struct stream_ref *memory_stream; /* NULL: none */
     size_t users;                     /* GIL: calls that are under way without it */
-    bool *whole;                      /* by part: it is its whole tensor, in an arena */
-    uint64_t *tensors;                /* by part */
-    size_t count;
+    struct load_parts parts;
     unsigned forks;
     struct grave grave;
 };
@@ -32,11 +29,12 @@ static struct run *runs; /* GIL */
 static void run_free(struct run *run)
 {
     stream_drop(run->memory_stream);
-    checkpoint_drop(run->checkpoint);
+    shapes_end(&run->parts.shapes);
+    checkpoint_drop(run->parts.checkpoint);
     device_drop(run->device);
     Py_XDECREF(run->owners);
-    free(run->whole);
-    free(run->tensors);
+    free(run->parts.whole);
+    free(run->parts.tensors);
     free(run);
 }
 
@@ -95,17 +93,17 @@ static int part_of(struct run *run, size_t i, PyObject *tuple, side_load_part *p
             PyErr_SetString(PyExc_TypeError, "parts are tuples (tensor, begin, bytes, address)");
         return -1;
     }
-    if (side_checkpoint_tensor(run->checkpoint->checkpoint, tensor, &t) != SIDE_OK) {
+    if (side_checkpoint_tensor(run->parts.checkpoint->checkpoint, tensor, &t) != SIDE_OK) {
         PyErr_Format(PyExc_IndexError, "part %zu: tensor %llu: the checkpoint has %zu", i, tensor,
-                     side_checkpoint_count(run->checkpoint->checkpoint));
+                     side_checkpoint_count(run->parts.checkpoint->checkpoint));
         return -1;
     }
     part->tensor = tensor;
     part->begin = begin;
     part->bytes = bytes;
     part->data = (void *)(uintptr_t)address;
-    run->tensors[i] = tensor;
-    run->whole[i] = address == 0 && begin == 0 && (bytes == 0 || bytes == t.bytes);
+    run->parts.tensors[i] = tensor;
+    run->parts.whole[i] = address == 0 && begin == 0 && (bytes == 0 || bytes == t.bytes);
     return 0;
 }
 
@@ -120,21 +118,22 @@ static struct run *run_make(struct device_ref *device, struct checkpoint_ref *ch
     if (run == NULL)
         return (struct run *)(void *)PyErr_NoMemory();
     run->device = device_hold(device);
-    run->checkpoint = checkpoint_hold(checkpoint);
+    run->parts.checkpoint = checkpoint_hold(checkpoint);
     run->forks = life_forks();
     run->grave.bury = run_bury;
-    run->count = count;
+    run->parts.count = count;
     run->owners = PyList_New(0);
-    run->whole = calloc(count + 1, sizeof(*run->whole));
-    run->tensors = calloc(count + 1, sizeof(*run->tensors));
+    run->parts.whole = calloc(count + 1, sizeof(*run->parts.whole));
+    run->parts.tensors = calloc(count + 1, sizeof(*run->parts.tensors));
     if (list != Py_None)
         *parts = calloc(count + 1, sizeof(**parts));
-    good = run->owners != NULL && run->whole != NULL && run->tensors != NULL && (list == Py_None || *parts != NULL);
+    good = run->owners != NULL && run->parts.whole != NULL && run->parts.tensors != NULL &&
+           (list == Py_None || *parts != NULL);
     if (!good && !PyErr_Occurred())
         PyErr_NoMemory();
     for (size_t i = 0; good && i < count; i++) {
-        run->whole[i] = true;
-        run->tensors[i] = i;
+        run->parts.whole[i] = true;
+        run->parts.tensors[i] = i;
         if (list != Py_None)
             good = part_of(run, i, PyList_GetItem(list, (Py_ssize_t)i), &(*parts)[i]) == 0;
     }
@@ -217,7 +216,7 @@ static PyObject *start(PyTypeObject *type, const struct wishes *w, side_load_opt
     }
     run->memory_stream = stream == NULL ? NULL : stream_hold(stream);
     o->parts = parts;
-    o->count = parts == NULL ? 0 : run->count;
+    o->count = parts == NULL ? 0 : run->parts.count;
     Py_BEGIN_ALLOW_THREADS
     s = side_load_start(device->device, checkpoint->checkpoint, o, &run->load);
     Py_END_ALLOW_THREADS
@@ -340,62 +339,34 @@ static PyObject *load_give(PyObject *object, PyObject *args, PyObject *kwargs)
     return s == SIDE_OK ? Py_NewRef(Py_None) : native_raise(s);
 }
 
-/* One part as (name, dtype, shape, strides, offset in elements, arena); a new reference, None where it is in no arena. */
-static PyObject *spec_of(struct run *run, size_t i, struct shapes *shapes)
-{
-    PyObject *shape, *strides, *bytes = NULL, *one = NULL, *result;
-    side_load_place place;
-    side_dtype as;
-    side_tensor t;
-    size_t element;
-
-    if (side_load_get_place(run->load, i, &place) != SIDE_OK)
-        return native_raise(SIDE_STATE);
-    if (place.arena == SIZE_MAX && !run->whole[i])
-        Py_RETURN_NONE;
-    side_checkpoint_tensor(run->checkpoint->checkpoint, run->tensors[i], &t);
-    if (run->whole[i]) {
-        if (shapes_get(shapes, &t, &as, &shape, &strides) != 0)
-            return NULL;
-    } else { /* bytes: who asked for a part of a tensor knows its shape */
-        as = SIDE_DTYPE_U8;
-        shape = bytes = Py_BuildValue("(K)", (unsigned long long)place.bytes);
-        strides = one = Py_BuildValue("(i)", 1);
-    }
-    element = side_dtype_bits(as) > 8 ? side_dtype_bits(as) / 8 : 1;
-    result = shape == NULL || strides == NULL ? NULL
-                                              : Py_BuildValue("(s#iOOnn)", t.name, (Py_ssize_t)t.name_bytes, (int)as,
-                                                              shape, strides, (Py_ssize_t)(place.offset / element),
-                                                              place.arena == SIZE_MAX ? -1 : (Py_ssize_t)place.arena);
-    Py_XDECREF(bytes);
-    Py_XDECREF(one);
-    return result;
-}
-
-static PyObject *load_specs(PyObject *object, PyObject *unused)
+static PyObject *load_get_spec(PyObject *object, PyObject *arg)
 {
     struct run *run = run_of(object);
-    PyObject *list = run == NULL ? NULL : PyList_New((Py_ssize_t)run->count);
-    struct shapes shapes = {0};
+    Py_ssize_t part = run == NULL ? -1 : PyLong_AsSsize_t(arg);
+
+    if (run == NULL || PyErr_Occurred())
+        return NULL;
+    if (part < 0 || (size_t)part >= run->parts.count)
+        return PyErr_Format(PyExc_IndexError, "part %zd: the load has %zu", part, run->parts.count);
+    return load_spec(run->load, &run->parts, (size_t)part);
+}
+
+static PyObject *load_get_columns(PyObject *object, PyObject *unused)
+{
+    struct run *run = run_of(object);
     (void)unused;
 
-    for (size_t i = 0; list != NULL && i < run->count; i++) {
-        PyObject *one = spec_of(run, i, &shapes);
-        if (one == NULL || PyList_SetItem(list, (Py_ssize_t)i, one) != 0)
-            Py_CLEAR(list);
-    }
-    shapes_end(&shapes);
-    return list;
+    return run == NULL ? NULL : load_columns(run->load, &run->parts);
 }
 
 static PyObject *load_offsets(PyObject *object, PyObject *unused)
 {
     struct run *run = run_of(object);
-    PyObject *list = run == NULL ? NULL : PyList_New((Py_ssize_t)run->count);
+    PyObject *list = run == NULL ? NULL : PyList_New((Py_ssize_t)run->parts.count);
     side_load_place place;
     (void)unused;
 
-    for (size_t i = 0; list != NULL && i < run->count; i++) {
+    for (size_t i = 0; list != NULL && i < run->parts.count; i++) {
         PyObject *offset = NULL;
         if (side_load_get_place(run->load, i, &place) == SIDE_OK)
             offset = PyLong_FromSize_t(place.arena == SIZE_MAX ? 0 : place.offset);
@@ -419,8 +390,8 @@ static PyObject *load_ready(PyObject *object, PyObject *args, PyObject *kwargs)
 
     if (run == NULL || !native_parse(args, kwargs, "n|d:ready", names, &parts, &seconds))
         return NULL;
-    if (parts < 0 || (size_t)parts > run->count)
-        return PyErr_Format(PyExc_ValueError, "parts is %zd; the load has %zu", parts, run->count);
+    if (parts < 0 || (size_t)parts > run->parts.count)
+        return PyErr_Format(PyExc_ValueError, "parts is %zd; the load has %zu", parts, run->parts.count);
     run->users++;
     Py_BEGIN_ALLOW_THREADS
     s = side_load_wait_count(run->load, (size_t)parts, seconds);
@@ -509,7 +480,7 @@ static PyObject *load_join(PyObject *object, PyObject *unused)
     run->users++;
     do {
         Py_BEGIN_ALLOW_THREADS
-        s = side_load_wait_count(run->load, run->count, NATIVE_SLICE_S);
+        s = side_load_wait_count(run->load, run->parts.count, NATIVE_SLICE_S);
         Py_END_ALLOW_THREADS
         stopped = PyErr_CheckSignals() != 0;
     } while (s == SIDE_AGAIN && !stopped);
@@ -567,10 +538,15 @@ static PyMethodDef load_methods[] = {
     {"give", (PyCFunction)(void (*)(void))load_give, METH_VARARGS | METH_KEYWORDS,
      "give($self, arena, address, owner, stream=None)\n--\n\n"
      "The memory of an arena, which `owner` keeps; written after what is queued on `stream`."},
-    {"specs", load_specs, METH_NOARGS,
-     "specs($self, /)\n--\n\n"
-     "For each part (name, number of its dtype, shape, strides, offset in elements, arena; -1: it is empty), None for\n"
-     "those with an address. What is a part of a tensor counts as bytes."},
+    {"spec", load_get_spec, METH_O,
+     "spec($self, part, /)\n--\n\n"
+     "(name, number of its dtype, shape, strides, offset in elements, arena; -1: it is empty), None for one with an\n"
+     "address. What is a part of a tensor counts as bytes."},
+    {"columns", load_get_columns, METH_NOARGS,
+     "columns($self, /)\n--\n\n"
+     "What spec() says of all that have no address, as (names, groups). A group is of an arena and a dtype:\n"
+     "(arena, number of the dtype, first element, names, elements, shapes, strides). Each begins where the one before\n"
+     "it ends; what lies between two has None as a name, and ()."},
     {"offsets", load_offsets, METH_NOARGS, "offsets($self, /)\n--\n\nOf each part in its arena, in bytes."},
     {"ready", (PyCFunction)(void (*)(void))load_ready, METH_VARARGS | METH_KEYWORDS,
      "ready($self, parts, seconds=0.0)\n--\n\n"

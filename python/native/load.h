@@ -22,9 +22,9 @@ void checkpoint_drop(struct checkpoint_ref *ref);
 /* The handle in a Checkpoint, borrowed; NULL with an exception. */
 struct checkpoint_ref *native_checkpoint(PyObject *object, const char *what);
 
-enum { SHAPES_KEPT = 8 };
+enum { SHAPES_KEPT = 64, SHAPES_TRIED = 4 };
 
-/* Shapes as tuples: tensors of a model share a few, and so do the tuples. Zeroed at first. */
+/* Shapes as tuples: tensors of a model share a few, and so do the tuples. Zeroed at first. A shape is kept at its hash or one of the next places. */
 struct shapes {
     struct {
         side_dtype type, as;
@@ -32,13 +32,28 @@ struct shapes {
         uint64_t dims[SIDE_RANK_MOST];
         PyObject *shape, *strides;
     } kept[SHAPES_KEPT];
-    size_t next;
 };
 
-/* The shape that PyTorch gives such a tensor, and its strides in elements, borrowed until the next call; 0, or -1 with an exception. Elements of less
- * than a byte are counted in bytes along the last dimension; where a row is no whole number of them it becomes all bytes in one dimension, as U8. */
+/* The shape that PyTorch gives such a tensor, and its strides in elements; 0, or -1 with an exception. Elements of less than a byte are counted in bytes
+ * along the last dimension; where a row is no whole number of them it becomes all bytes in one dimension, as U8. New references. */
+int shape_make(const side_tensor *tensor, side_dtype *as, PyObject **shape, PyObject **strides);
+/* The same, borrowed until the next call. */
 int shapes_get(struct shapes *shapes, const side_tensor *tensor, side_dtype *as, PyObject **shape, PyObject **strides);
 void shapes_end(struct shapes *shapes);
+
+/* What the parts of a load are. */
+struct load_parts {
+    struct checkpoint_ref *checkpoint;
+    bool *whole;       /* by part: it is its whole tensor, in an arena */
+    uint64_t *tensors; /* by part */
+    size_t count;
+    struct shapes shapes;
+};
+
+/* A part as (name, dtype, shape, strides, offset in elements, arena); a new reference, None where it is in no arena. */
+PyObject *load_spec(side_load *load, struct load_parts *parts, size_t part);
+/* All of them, in columns: see load_methods. A new reference. */
+PyObject *load_columns(side_load *load, struct load_parts *parts);
 
 int checkpoint_add(PyObject *module);
 int load_add(PyObject *module);

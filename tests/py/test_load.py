@@ -105,18 +105,43 @@ def test_bytes_go_where_they_should(file, where):
     [(nbytes, number)] = load.arenas()
     assert number == 0 and nbytes >= 5
     load.give(0, base + 1024, memory)
-    spec = load.specs()
-    assert spec[:2] == [None, None] and spec[2][:4] == ("bytes", 4, (5,), (1,))
+    assert [load.spec(0), load.spec(1)] == [None, None] and load.spec(2)[:4] == ("bytes", 4, (5,), (1,))
+    with pytest.raises(IndexError, match="part 3: the load has 3"):
+        load.spec(3)
+    first = load.spec(2)[4]
+    assert load.columns() == (["bytes"], [(0, 4, first, ["bytes"], [5], [(5,)], [(1,)])])
     stats = load.join()
     assert load.ready(3) and stats["ready"] == 3 and stats["bytes"] == 64 + 12 + 5 and sum(route["pieces"] for route in stats["routes"]) > 0
     got = bytes(memoryview(memory).cast("B"))
     assert got[:64] == ODD["wide"][2] and got[512:524] == ODD["half"][2][6:18]
-    at = 1024 + spec[2][4]
+    at = 1024 + first
     assert got[at:at + 5] == ODD["bytes"][2]
     load.close()
     load.close()
     with pytest.raises(sidestream.WrongState, match="closed"):
         load.stats()
+
+
+def test_columns_say_what_spec_does(tmp_path):
+    """Of more shapes than are kept, types that take turns and gaps; an order that is not the file's begins groups anew."""
+    kinds = ["U8", "BF16", "F64", "F4", "C64"]
+    tensors = checkpoints.of(**{f"t{i}": (kinds[i % 5], (i % 7, 1 + i % 29, 2)) for i in range(300)})
+    d, ck = sim.device(), _native.Checkpoint(checkpoints.write(tmp_path / "a.safetensors", tensors, pad=1))
+    for order in range(300), range(299, -1, -1), range(0, 300, 3):
+        load = _native.Load(d, ck, parts=[(i, 0, 0, 0) for i in order], given=True)
+        specs = [load.spec(i) for i in range(len(order))]
+        names, groups = load.columns()
+        assert names == [spec[0] for spec in specs] and (order.step < 0 or len(groups) <= 3 * len(kinds))
+        found = {}
+        for arena, dtype, first, keys, elements, shapes, strides in groups:
+            for key, count, shape, steps in zip(keys, elements, shapes, strides, strict=True):
+                if key is None:
+                    assert count > 0 and (shape, steps) == ((), ())
+                else:
+                    found[key] = (key, dtype, shape, steps, first if arena >= 0 else 0, arena)
+                first += count
+        assert [found[name] for name in names] == [(*spec[:4], spec[4] if spec[5] >= 0 else 0, spec[5]) for spec in specs]
+        load.close()
 
 
 def test_a_load_that_is_cancelled_says_so(file):

@@ -89,6 +89,50 @@ def test_sharded(tmp_path, device):
     check(dict(st.stream(index, device, order=["e", "a"])), {"e": together["e"], "a": together["a"]}, order=True)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_are_as_if_made_one_by_one(tmp_path, device):
+    """Of mixed types with gaps between them: names in the files' order, versions and gradients of their own; saved, the block is written once."""
+    kinds = [("F32", (3,)), ("U8", (5,)), ("BF16", ()), ("I64", (2, 0)), ("F8_E4M3", (3, 3)), ("BF16", (2, 1, 3)), ("F64", (1,)), ("U8", ())]
+    mixed = checkpoints.of(**{f"t{i}": kinds[i * 5 % 8] for i in range(80)})
+    path = checkpoints.write(tmp_path / "a.safetensors", mixed, pad=3)
+    tensors = st.load_file(path, device)
+    with st.safe_open(path, "pt", device) as opened:
+        assert list(tensors) == opened.offset_keys()
+    check(tensors, mixed)
+    for tensor in tensors.values():
+        before = [other._version for other in tensors.values() if other is not tensor]
+        tensor.zero_()
+        assert [other._version for other in tensors.values() if other is not tensor] == before
+        assert tensor.is_leaf and not tensor._is_view() and tensor.grad_fn is None and tensor._base is None
+    weight = tensors["t0"].requires_grad_()
+    (weight * 2).sum().backward()
+    assert torch.equal(weight.grad, torch.full_like(weight, 2)) and not any(t.requires_grad for name, t in tensors.items() if name != "t0")
+    tensors = st.load_file(path, device)
+    halves = {name: tensor for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}  # it refuses types that share a block
+    torch.save(halves, tmp_path / "a.pt")
+    check(torch.load(tmp_path / "a.pt"), {name: mixed[name] for name in halves}, order=True)
+    assert os.path.getsize(tmp_path / "a.pt") < len(halves) * 500 + tensors["t0"].untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_looked_for_as_before(file, monkeypatch, enabled):
+    def fails(*_):
+        assert not gc.isenabled()
+        raise MemoryError
+
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        st.load_file(file)
+        assert gc.isenabled() == enabled
+        monkeypatch.setattr(torch, "unsafe_split_with_sizes", fails)
+        with pytest.raises(MemoryError):
+            st.load_file(file)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
 def test_tensors_outlive_the_file(file):
     big = st.load_file(file)["big"]
     file.unlink()

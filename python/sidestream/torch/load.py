@@ -5,13 +5,15 @@ for each of them.
 """
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -112,6 +114,18 @@ def backend_name(what: str, backend: str) -> str:
     return backend
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looks for garbage while many objects are made, which all stay: one may look at every object of the process."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Running:
     """A load under way, and the blocks that it fills."""
 
@@ -131,15 +145,20 @@ class Running:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that lies in the blocks, by name: each is no view of another, so that writing to one does not count as writing to the others."""
-        result = {}
-        device = torch.device("cpu") if self.where.host else self.where.device
-        fresh = [torch.empty(0, dtype=dtype, device=device).new_empty for dtype in DTYPES]
-        storages = self.storages
-        for spec in self.load.specs():
-            if spec is not None:
-                name, dtype, shape, strides, offset, arena = spec
-                result[name] = fresh[dtype](0).set_(storages[arena], offset, shape, strides) if arena >= 0 else fresh[dtype](shape)
-        return result
+        with _uncollected():
+            names, groups = self.load.columns()
+            result: dict[str | None, torch.Tensor] = dict.fromkeys(names)  # type: ignore[arg-type]  # in this order; groups come as they are
+            device = torch.device("cpu") if self.where.host else self.where.device
+            for arena, dtype, first, keys, elements, shapes, strides in groups:
+                empty = torch.empty(0, dtype=DTYPES[dtype], device=device)
+                if arena < 0:
+                    result.update(zip(keys, map(empty.new_empty, shapes)))
+                    continue
+                line = empty.set_(self.storages[arena], first, (sum(elements),), (1,))
+                # Of all that makes many tensors in one call, this makes them no views.
+                result.update(zip(keys, map(torch.Tensor.as_strided_, torch.unsafe_split_with_sizes(line, elements), shapes, strides)))
+            result.pop(None, None)  # what lies between tensors
+        return cast(dict[str, torch.Tensor], result)
 
     def join(self) -> None:
         note(self.load.join())
@@ -168,7 +187,8 @@ def load_file(filename: Path, device: str | int | torch.device = "cpu", *, backe
     "uring"; "auto" chooses piece by piece.
 
     Blocks until all is there, for every stream, and no file was changed meanwhile. The tensors of a file share one block of memory, which lives
-    as long as any of them: clone() what you keep of much. Types that PyTorch does not have come as bytes.
+    as long as any of them: clone() what you keep of much, and what torch.save is to write where the types differ, which it refuses in one block.
+    Types that PyTorch does not have come as bytes.
 
     Raises FileNotFoundError, sidestream.InvalidArgument (malformed), sidestream.IOFailed, torch.OutOfMemoryError. Ctrl-C ends it."""
     where = Where("load_file", device)
@@ -189,13 +209,14 @@ class TensorStream:
         self._running: Running | None = None
         self._raw = -1
         self._stream: _native.Stream | None = None
-        self._specs: list[Any] = []
+        self._count = 0
         checkpoint = open_checkpoint(filename)
         try:
             parts = None if order is None else [(find(checkpoint, "stream", name), 0, 0, 0) for name in order]
-            if (len(checkpoint) if parts is None else len(parts)) > 0:
+            count = len(checkpoint) if parts is None else len(parts)
+            if count > 0:
                 self._running = Running(self._where, checkpoint, parts, in_order=parts is not None, backend=backend)
-                self._specs = self._running.load.specs()
+                self._count = count
                 self._home = raw_stream(self._where.index) if self._where.index >= 0 else 0
         finally:
             checkpoint.close()
@@ -205,14 +226,14 @@ class TensorStream:
 
     def __len__(self) -> int:
         """Tensors that are left."""
-        return len(self._specs) - self._at
+        return self._count - self._at
 
     def __next__(self) -> tuple[str, torch.Tensor]:
         running = self._running
         if running is None:
             raise StopIteration
         try:
-            if self._at == len(self._specs):
+            if self._at == self._count:
                 running.join()
                 self.close()
                 raise StopIteration
@@ -228,7 +249,9 @@ class TensorStream:
         while not load.ready(at + 1, _SLICE_S):
             pass  # signals are looked at
         load.wait(at, self._current())
-        name, dtype, shape, strides, offset, arena = self._specs[at]
+        spec = load.spec(at)
+        assert spec is not None  # no part has an address
+        name, dtype, shape, strides, offset, arena = spec
         self._at += 1
         tensor = torch.empty(0, dtype=DTYPES[dtype], device="cpu" if where.host else where.device)
         if arena < 0:
@@ -248,7 +271,7 @@ class TensorStream:
     def close(self) -> None:
         """Ends the load; the tensors that were handed out stay."""
         running, self._running = self._running, None
-        self._at = len(self._specs)
+        self._at = self._count
         if running is not None:
             running.load.close()
 
