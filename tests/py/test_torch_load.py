@@ -2,6 +2,7 @@
 import gc
 import os
 import pathlib
+import random
 import re
 import threading
 import weakref
@@ -301,8 +302,62 @@ def test_slices(tmp_path, device):
         opened.keys()
 
 
+def random_key(random):
+    def one():
+        ends = [random.choice([None, random.randint(-8, 8)]) for _ in range(2)]
+        return random.choice([random.randint(-3, 3), random.randint(-8, 8), slice(*ends), slice(*ends), slice(*ends, random.choice([1, 2, 3, 0, -1])),
+                              slice(None), slice(1, 2), None, ..., True, [0, 1], [0, -9], torch.tensor([0, 0]), torch.tensor(1), 1.5, 1 << 70])
+
+    return one() if random.random() < 0.2 else tuple(one() for _ in range(random.randint(0, 4)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_slices_by_chance(tmp_path, device):
+    """As the whole tensor's, and as safetensors' where that is installed: values, and what is said of wrong ones."""
+    def outcome(tensor, key):
+        try:
+            part = tensor[key]
+        except Exception as error:  # noqa: BLE001
+            return type(error), str(error)
+        return part.shape, part.dtype, raw(part.contiguous())
+
+    chance = random.Random(4)
+    tensors = checkpoints.of(a=("I32", (7, 5, 3)), b=("U8", (4,)), c=("F16", ()), d=("I64", (0, 3)), e=("BF16", (1, 3, 1, 2)), f=("I8", (3, 0, 2)))
+    path = checkpoints.write(tmp_path / "a.safetensors", tensors, pad=1)
+    aligned = checkpoints.write(tmp_path / "b.safetensors", tensors)
+    try:
+        import safetensors
+        reference = safetensors.safe_open(aligned, framework="pt")
+    except ImportError:
+        reference = None
+    good = 0
+    with st.safe_open(path, "pt", device) as opened:
+        whole = opened.get_tensors()
+        for _ in range(600):
+            name, key = chance.choice("aaabcdef"), random_key(chance)
+            got, wanted = outcome(opened.get_slice(name), key), outcome(whole[name], key)
+            assert got == wanted, (name, key)
+            assert reference is None or outcome(reference.get_slice(name), key) == wanted, (name, key)
+            good += isinstance(got[0], torch.Size)
+    assert 150 < good < 550
+
+
+def test_a_slice_reads_its_rows_alone(tmp_path):
+    """Of the dimension that is left by numbers and slices of one; never more than that."""
+    path = checkpoints.write(tmp_path / "a.safetensors", checkpoints.of(a=("F32", (6, 8, 10))))
+    with st.safe_open(path, "pt", "sim") as opened:
+        part = opened.get_slice("a")
+        for key, elements in [
+            (slice(1, 4), 3 * 80), (2, 80), (-1, 80), ((slice(1, 3), slice(0, 1)), 2 * 80), ((2, slice(3, 5)), 2 * 10), ((2, 3), 10),
+            ((2, -1, slice(4, 7)), 3), ((1, 2, 3), 1), ((slice(2, 3), slice(1, 4), 0), 3 * 10), ((None, 1, None, slice(6, None)), 2 * 10),
+            ((1, ...), 80), ((..., 0), 480), ((slice(1, 6, 2), [0, 1]), 5 * 80), ((3, [0, 1]), 80), ([0, 1], 480),
+        ]:
+            part[key]
+            assert st.last_load()["bytes"] == 4 * elements, key
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_slice_reads_its_rows_alone(tmp_path, device):
+def test_a_large_slice_reads_its_rows_alone(tmp_path, device):
     path = checkpoints.write(tmp_path / "a.safetensors", checkpoints.of(a=("F32", (4096, 1024))))
     with st.safe_open(path, "pt", device) as opened:
         part = opened.get_slice("a")[100:1124]

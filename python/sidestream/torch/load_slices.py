@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from types import TracebackType
 from typing import Any, Self
 
@@ -110,7 +111,7 @@ class safe_open:
 
 
 class Slice:
-    """A tensor that is read where it is indexed: the rows alone that the first index asks for."""
+    """A tensor that is read where it is indexed: the rows alone that the index asks for."""
 
     def __init__(self, file: safe_open, number: int, info: Info) -> None:
         self._file, self._number, self._info = file, number, info
@@ -124,24 +125,49 @@ class Slice:
         return self._info[1]
 
     def __getitem__(self, key: Any) -> torch.Tensor:
-        """As the whole tensor's [key], in memory of its own, C order."""
-        index = key if isinstance(key, tuple) else (key,)
-        shape = self._info[4]
-        begin, end = 0, shape[0] if shape else 1
-        if shape and index and isinstance(index[0], slice):
-            begin, end, step = index[0].indices(shape[0])
-            if step < 1:
-                raise ValueError(f"slices take steps of 1 and more, not {step}")
-            end = max(begin, end)
-            index = (slice(None, None, step), *index[1:])
-        elif shape and index and isinstance(index[0], int) and not isinstance(index[0], bool):
-            begin = index[0] + shape[0] if index[0] < 0 else index[0]
-            if not 0 <= begin < shape[0]:
-                raise IndexError(f"index {index[0]} is out of range: the tensor has {shape[0]} rows")
-            end = begin + 1
-            index = (0, *index[1:])
-        row = self._info[6] // shape[0] if shape and shape[0] else self._info[6]
-        rows = (end - begin, *shape[1:]) if shape else ()
-        whole = self._file._read(self._number, self._info, begin * row, (end - begin) * row, rows)
-        part = whole[index]
+        """As the whole tensor's [key], errors too, in memory of its own, C order. What is read is one range: a row, or rows one after the other, of
+        the dimension that the first index leaves, or the next one where that is a number, and so on. The rest is cut in the tensor's memory."""
+        _, _, _, _, shape, _, nbytes, _, _ = self._info
+        items = key if isinstance(key, tuple) else (key,)
+        if all(_is_basic(item) for item in items):
+            torch.empty((), dtype=torch.uint8).expand(shape)[key]  # raises what the whole would
+        begin, read, rest = _narrow(shape, items)
+        element = nbytes // math.prod(shape) if nbytes else 0
+        whole = self._file._read(self._number, self._info, begin * element, math.prod(read) * element, read)
+        part = whole[rest if isinstance(key, tuple) else rest[0]]
         return part.contiguous() if part.numel() == whole.numel() else part.clone(memory_format=torch.contiguous_format)
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, numbers.Integral) and not isinstance(item, bool)
+
+
+def _is_basic(item: object) -> bool:
+    return item is None or item is ... or isinstance(item, slice) or _is_number(item)
+
+
+def _narrow(shape: tuple[int, ...], items: tuple[Any, ...]) -> tuple[int, tuple[int, ...], tuple[Any, ...]]:
+    """The first element of the range that holds shape's [items], the shape of that range, and what [items] are in it. What is not understood, or
+    wrong, stays as it is."""
+    begin, read, rest = 0, list(shape), list(items)
+    at = 0  # of dimensions
+    for i, item in enumerate(items):
+        if item is None:
+            continue
+        if at == len(shape):
+            break
+        size, stride = shape[at], math.prod(shape[at + 1:])
+        if _is_number(item) and -size <= item < size:
+            first, count, rest[i] = int(item) % size, 1, 0
+        elif isinstance(item, slice) and (item.step is None or item.step > 0):
+            first, end, step = item.indices(size)
+            count = max(end - first, 0)
+            rest[i] = slice(None, None, step)
+        else:
+            break
+        begin += first * stride
+        read[at] = count
+        at += 1
+        if count != 1:
+            break
+    return (begin if math.prod(read) else 0), tuple(read), tuple(rest)
