@@ -119,16 +119,14 @@ static void slot_done(void *owner, struct reader_piece *slot)
 /* From create to destroy: what a load pays. */
 static double reader_s(struct run *r, const char *path, const struct reader_options *options, struct reader_stats *stats)
 {
-    struct reader_region region = {r->ring, r->slots * r->piece_bytes};
     struct reader_options o = *options;
     double began = host_s();
 
     o.done = slot_done;
     o.owner = r;
-    o.regions = &region;
-    o.region_count = 1;
     atomic_store(&r->next, 0);
     OK(reader_create(&o, &r->reader));
+    reader_region(r->reader, r->ring, r->slots * r->piece_bytes);
     OK(reader_file(r->reader, -1, path, READER_ANY_SIZE, &r->file));
     for (size_t i = 0; i < r->slots; i++) {
         r->slot[i].buffer = r->ring + i * r->piece_bytes;

@@ -60,8 +60,7 @@ struct mover {
     unsigned char *memory;
     struct slot *slots;
     uint32_t slot_count;
-    uint32_t *numbers;           /* of files, with the reader */
-    struct reader_region region; /* of all slots: the reader looks at it when it first needs a ring */
+    uint32_t *numbers; /* of files, with the reader */
     reader *reader;
 
     /* The driver's. */
@@ -528,13 +527,13 @@ static side_status make_stages(struct mover *m)
 static side_status make_reader(struct mover *m)
 {
     const struct cast_plan *plan = &m->cast->plan;
-    const struct reader_options o = {
-        .done = read_done, .owner = m, .threads = m->cast->options.threads, .regions = &m->region, .region_count = 1};
+    const struct reader_options o = {.done = read_done, .owner = m, .threads = m->cast->options.threads};
     side_checkpoint_file_info info;
     side_status s;
 
-    m->region = (struct reader_region){m->memory, m->slot_count * plan->slot_bytes};
     s = reader_create(&o, &m->reader);
+    if (s == SIDE_OK)
+        reader_region(m->reader, m->memory, m->slot_count * plan->slot_bytes);
 
     m->numbers = mem_zalloc(plan->file_count, sizeof(*m->numbers));
     if (s == SIDE_OK && m->numbers == NULL)

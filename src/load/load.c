@@ -128,7 +128,12 @@ static side_status files_open(side_load *l)
         o.backend = READER_PREAD;
     }
     o.done = load_read_done;
-    r = reader_create(&o, &l->reader);
+    reader *made = NULL;
+    r = reader_create(&o, &made);
+    pthread_mutex_lock(&l->mutex);
+    l->reader = made;
+    pthread_mutex_unlock(&l->mutex);
+    load_slots_tell(l);
     for (uint32_t i = 0; r == SIDE_OK && i < l->plan.file_count; i++) {
         struct load_file *f = &l->plan.files[i];
         r = reader_file(l->reader, f->fd, f->name, f->bytes, &f->number);

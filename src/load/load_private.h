@@ -122,6 +122,7 @@ struct load_slot {
 
 struct load_block { /* slots that were pinned together */
     void *data;
+    size_t bytes;
 };
 
 struct load_source_pool;
@@ -137,7 +138,7 @@ struct side_load {
     side_stream *copy;
     bool own_copy;
     side_pool *pool;
-    reader *reader;                   /* or */
+    reader *reader;                   /* set once, guarded while blocks may come; or */
     struct load_source_pool *sources; /* callbacks */
     size_t slot_bytes;
     uint32_t slot_most;      /* to be made */
@@ -152,6 +153,7 @@ struct side_load {
     struct load_slot *slots;
     struct load_block *blocks;
     uint32_t slot_count, block_count;
+    uint32_t known_blocks; /* to the reader */
     struct load_slot *free, *parked;
     struct load_slot **copying; /* by sequence % slot_most */
     struct load_slot *gathered[LOAD_GATHER];
@@ -220,6 +222,8 @@ static inline char *load_part_data(const struct load_plan *plan, const struct lo
 /* Chooses how many slots there will be and how large, and makes the first. Before the pieces are cut, since pinned memory may be short: slot_bytes is what
  * they may have. `bytes`: of all parts. */
 side_status load_slots_begin(side_load *l);
+/* Tells the reader of blocks that are new to it. Not locked. */
+void load_slots_tell(side_load *l);
 /* The others, on a thread of their own: fewer, with a warning, where pinned memory ends. */
 void *load_slots_thread(void *load);
 /* Nothing is queued or read. */

@@ -26,7 +26,7 @@ static side_status block_make(side_load *l, uint32_t count)
     if (r != SIDE_OK)
         return r;
     pthread_mutex_lock(&l->mutex);
-    l->blocks[l->block_count++].data = data;
+    l->blocks[l->block_count++] = (struct load_block){data, bytes * count};
     for (uint32_t i = 0; i < count; i++) {
         struct load_slot *s = &l->slots[l->slot_count++];
         s->load = l;
@@ -38,7 +38,20 @@ static side_status block_make(side_load *l, uint32_t count)
     l->pins_ns = os_now_ns();
     pthread_cond_signal(&l->work);
     pthread_mutex_unlock(&l->mutex);
+    load_slots_tell(l);
     return SIDE_OK;
+}
+
+void load_slots_tell(side_load *l)
+{
+    pthread_mutex_lock(&l->mutex);
+    while (l->reader != NULL && l->known_blocks < l->block_count) {
+        const struct load_block block = l->blocks[l->known_blocks++];
+        pthread_mutex_unlock(&l->mutex);
+        reader_region(l->reader, block.data, block.bytes);
+        pthread_mutex_lock(&l->mutex);
+    }
+    pthread_mutex_unlock(&l->mutex);
 }
 
 static uint32_t step_slots(const side_load *l)

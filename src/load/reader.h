@@ -2,7 +2,7 @@
  *
  * Reader: extents of many files into the caller's buffers, all through one pool of reads in flight.
  *
- *     struct reader_options o = {.done = my_done, .owner = my_load, .regions = &ring, .region_count = 1};
+ *     struct reader_options o = {.done = my_done, .owner = my_load};
  *     reader_create(&o, &reader);
  *     reader_file(reader, -1, "model-00001.safetensors", READER_ANY_SIZE, &file);
  *     piece->file = file; piece->offset = begin; piece->bytes = n; piece->buffer = slot; piece->buffer_bytes = reader_room(n);
@@ -103,11 +103,6 @@ struct reader_piece {
  * meanwhile, and of the ring's there is one. */
 typedef void reader_done_fn(void *owner, struct reader_piece *piece);
 
-struct reader_region {
-    void *base;
-    size_t bytes;
-};
-
 /* Zero means default. */
 struct reader_options {
     reader_done_fn *done; /* required */
@@ -115,14 +110,15 @@ struct reader_options {
     enum reader_backend backend;
     uint32_t threads; /* 1..READER_MOST_THREADS; 0: three of four cores, 4 at least and 16 at most */
     uint32_t depth;   /* reads that the ring has in flight, 1..READER_MOST_DEPTH; 0: 64 */
-    /* Memory that buffers lie in: registered with the ring, which saves it work a read. Not required. Looked at when the ring is first needed, so array and memory must outlive the reader. */
-    const struct reader_region *regions;
-    uint32_t region_count;
 };
 
 /* Starts the threads. io_uring is set up at the first piece that wants it; at once where it is forced. SIDE_INVALID; SIDE_NO_MEMORY; SIDE_SYSTEM: no thread;
  * SIDE_UNSUPPORTED: io_uring was forced and is refused, with its errno. */
 side_status reader_create(const struct reader_options *options, reader **out);
+
+/* Memory that buffers lie in, any time: registered with the ring, if there is one, which saves it work a read. Not required; beyond 64 of them, or where the kernel refuses, reads
+ * do without. It must stay until destroy. */
+void reader_region(reader *reader, void *base, size_t bytes);
 
 /* Adds a file; any time. fd stays the caller's and open until destroy; -1: path is opened here (symbolic links are followed). path: for messages, and to open it.
  * size: what the caller believes; SIDE_IO where it is another one. SIDE_INVALID: a directory, FIFO, device or socket, which are never opened for real.

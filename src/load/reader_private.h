@@ -9,9 +9,11 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #define READER_RETRIES 64u /* of EAGAIN, a piece */
+#define READER_BUFFERS 64u /* that are registered with the ring */
 
 /* A file; stays where it is until destroy. */
 struct reader_entry {
@@ -43,7 +45,9 @@ struct reader {
     struct reader_options options;
     unsigned fork_generation;
     atomic_bool cancelled;
-    pthread_mutex_t ring_setup; /* one thread sets the ring up, the others that want it wait; before mutex */
+    pthread_mutex_t ring_setup; /* one thread sets the ring up, or adds to its buffers, the others wait; before mutex */
+    struct iovec buffers[READER_BUFFERS]; /* entries before a count that the ring has seen are constant */
+    uint32_t buffer_count;                /* guarded by ring_setup */
     atomic_bool ring_tried;
     struct reader_ring *ring; /* written before ring_tried; NULL: refused */
 

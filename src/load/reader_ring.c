@@ -20,8 +20,8 @@
 struct reader_ring {
     reader *reader;
     struct ring ring;
-    struct iovec *buffers; /* registered */
-    uint32_t buffer_count;
+    bool table;               /* buffers may be added */
+    atomic_uint buffer_count; /* of the reader's: registered */
     pthread_t thread;
     int wake_fd;
 
@@ -41,46 +41,53 @@ struct reader_ring {
 
 /* ---------------------------------------------------------------- set up */
 
-/* The regions, cut to what the kernel takes as one. */
-static side_status buffers_list(struct reader_ring *rr)
-{
-    const struct reader_options *o = &rr->reader->options;
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < o->region_count; i++)
-        n += (uint32_t)((o->regions[i].bytes + REGISTER_MOST - 1) / REGISTER_MOST);
-    rr->buffers = mem_zalloc(n, sizeof(*rr->buffers));
-    if (rr->buffers == NULL)
-        return SIDE_NO_MEMORY;
-    for (uint32_t i = 0; i < o->region_count; i++)
-        for (size_t at = 0; at < o->regions[i].bytes; at += REGISTER_MOST) {
-            size_t left = o->regions[i].bytes - at;
-            struct iovec *b = &rr->buffers[rr->buffer_count++];
-            b->iov_base = (char *)o->regions[i].base + at;
-            b->iov_len = left < REGISTER_MOST ? left : REGISTER_MOST;
-        }
-    return SIDE_OK;
-}
-
+/* Those of the reader's buffers that the kernel does not have. Under ring_setup. */
 static void buffers_register(struct reader_ring *rr, char *text, size_t text_bytes)
 {
-    uint32_t n = rr->buffer_count;
-    int r = n > 0 ? ring_register(&rr->ring, rr->buffers, n) : 0;
+    reader *r = rr->reader;
+    const uint32_t have = atomic_load(&rr->buffer_count), more = r->buffer_count - have;
+    int code = 0;
 
-    if (r == 0) {
-        snprintf(text, text_bytes, "ready, %u buffers registered", n);
-        return;
+    if (more > 0 && rr->table)
+        code = ring_table_set(&rr->ring, have, &r->buffers[have], more);
+    else if (more > 0 && have == 0)
+        code = ring_register(&rr->ring, r->buffers, more);
+    else if (more > 0)
+        code = -EBUSY;
+    if (code == 0)
+        atomic_store(&rr->buffer_count, r->buffer_count);
+    else
+        rr->table = false;
+    const uint32_t n = atomic_load(&rr->buffer_count);
+    if (code == 0)
+        snprintf(text, text_bytes, "ready, %u buffer%s registered", n, n == 1 ? "" : "s");
+    else
+        snprintf(text, text_bytes, "ready, %u of %u buffers registered: %s%s", n, r->buffer_count, strerror(-code),
+                 code == -ENOMEM ? " (ulimit -l is too low)" : "");
+}
+
+void reader_region(reader *r, void *base, size_t bytes)
+{
+    char text[sizeof(r->stats.uring)];
+
+    pthread_mutex_lock(&r->ring_setup);
+    for (size_t at = 0; at < bytes && r->buffer_count < READER_BUFFERS; at += REGISTER_MOST)
+        r->buffers[r->buffer_count++] = (struct iovec){(char *)base + at,
+                                                       bytes - at < REGISTER_MOST ? bytes - at : REGISTER_MOST};
+    if (r->ring != NULL && r->ring->table) {
+        buffers_register(r->ring, text, sizeof(text));
+        pthread_mutex_lock(&r->mutex);
+        if (!r->ring->broken)
+            memcpy(r->stats.uring, text, sizeof(text));
+        pthread_mutex_unlock(&r->mutex);
     }
-    rr->buffer_count = 0;
-    snprintf(text, text_bytes, "ready, no buffers registered: %s%s", strerror(-r),
-             r == -ENOMEM ? " (ulimit -l is too low)" : "");
+    pthread_mutex_unlock(&r->ring_setup);
 }
 
 static void ring_free(struct reader_ring *rr)
 {
     if (rr->wake_fd >= 0)
         close(rr->wake_fd);
-    mem_free(rr->buffers);
     mem_free(rr);
 }
 
@@ -98,8 +105,8 @@ static struct reader_ring *ring_make(reader *r, char *text, size_t text_bytes)
     }
     rr->reader = r;
     rr->wake_fd = eventfd(0, EFD_CLOEXEC);
-    if (rr->wake_fd < 0 || buffers_list(rr) != SIDE_OK) {
-        snprintf(text, text_bytes, "refused: no memory or descriptor");
+    if (rr->wake_fd < 0) {
+        snprintf(text, text_bytes, "refused: no descriptor");
         ring_free(rr);
         return NULL;
     }
@@ -110,6 +117,7 @@ static struct reader_ring *ring_make(reader *r, char *text, size_t text_bytes)
         ring_free(rr);
         return NULL;
     }
+    rr->table = ring_table(&rr->ring, READER_BUFFERS) == 0;
     buffers_register(rr, text, text_bytes);
     if (os_thread_create(&rr->thread, "side-ring", ring_main, rr) != SIDE_OK) {
         snprintf(text, text_bytes, "refused: no thread");
@@ -197,9 +205,12 @@ static void ring_leave(struct reader_ring *rr, struct reader_tally *tally)
 
 static int buffer_of(const struct reader_ring *rr, const struct reader_span *span)
 {
-    for (uint32_t i = 0; i < rr->buffer_count; i++) {
-        const char *base = rr->buffers[i].iov_base;
-        if (span->data >= base && span->data + span->bytes <= base + rr->buffers[i].iov_len)
+    const struct iovec *buffers = rr->reader->buffers;
+    const uint32_t count = atomic_load_explicit(&rr->buffer_count, memory_order_acquire);
+
+    for (uint32_t i = 0; i < count; i++) {
+        const char *base = buffers[i].iov_base;
+        if (span->data >= base && span->data + span->bytes <= base + buffers[i].iov_len)
             return (int)i;
     }
     return -1;

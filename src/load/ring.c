@@ -11,8 +11,6 @@
 #define SETUP_CLAMP         (1u << 4)
 #define FEATURE_SINGLE_MMAP (1u << 0) /* Linux 5.4 */
 #define ENTER_GETEVENTS     (1u << 0)
-#define REGISTER_BUFFERS    0u
-#define REGISTER_PROBE      8u
 #define MMAP_RINGS          0
 #define MMAP_SQES           0x10000000
 #define PROBE_OPS           32u
@@ -89,7 +87,7 @@ static int ring_knows(struct ring *ring)
     } probe;
 
     memset(&probe, 0, sizeof(probe));
-    int r = io_ring_register(ring->fd, REGISTER_PROBE, &probe, PROBE_OPS);
+    int r = io_ring_register(ring->fd, RING_PROBE, &probe, PROBE_OPS);
     if (r < 0)
         return r;
     return (probe.ops[RING_READ].flags & probe.ops[RING_READ_FIXED].flags & PROBE_SUPPORTED) != 0 ? 0 : -EOPNOTSUPP;
@@ -153,9 +151,23 @@ void ring_close(struct ring *ring)
     *ring = (struct ring){.fd = -1};
 }
 
+int ring_table(struct ring *ring, uint32_t count)
+{
+    const struct ring_table_make make = {.count = count, .flags = RING_TABLE_SPARSE};
+    int r = io_ring_register(ring->fd, RING_TABLE, &make, sizeof(make));
+    return r < 0 ? r : 0;
+}
+
+int ring_table_set(struct ring *ring, uint32_t first, const struct iovec *buffers, uint32_t count)
+{
+    const struct ring_table_update update = {.first = first, .data = (uintptr_t)buffers, .count = count};
+    int r = io_ring_register(ring->fd, RING_TABLE_UPDATE, &update, sizeof(update));
+    return r < 0 ? r : r == (int)count ? 0 : -ENOMEM;
+}
+
 int ring_register(struct ring *ring, const struct iovec *buffers, uint32_t count)
 {
-    int r = io_ring_register(ring->fd, REGISTER_BUFFERS, buffers, count);
+    int r = io_ring_register(ring->fd, RING_BUFFERS, buffers, count);
     return r < 0 ? r : 0;
 }
 

@@ -9,6 +9,8 @@
 #include <sys/uio.h>
 
 enum ring_op { RING_NOP = 0, RING_READ_FIXED = 4, RING_READ = 22 };
+enum ring_what { RING_BUFFERS = 0, RING_PROBE = 8, RING_TABLE = 15, RING_TABLE_UPDATE = 16 };
+#define RING_TABLE_SPARSE 1u
 
 struct ring_sqe {
     uint8_t opcode, flags;
@@ -20,6 +22,17 @@ struct ring_sqe {
     uint16_t buffer, personality;
     int32_t splice_fd;
     uint64_t unused[2];
+};
+
+struct ring_table_make {
+    uint32_t count, flags;
+    uint64_t reserved, data, tags;
+};
+
+struct ring_table_update {
+    uint32_t first, reserved;
+    uint64_t data, tags;
+    uint32_t count, reserved2;
 };
 
 struct ring_cqe {
@@ -45,7 +58,12 @@ struct ring {
 int ring_open(struct ring *ring, uint32_t entries, const char **what);
 /* Nothing is in flight. */
 void ring_close(struct ring *ring);
-/* 0, or a negative errno: then reads are made without. */
+/* Of fixed buffers. 0, or a negative errno: then reads are made without. Any thread, one at a time.
+ * A table of `count` that are not there yet (Linux 5.19), */
+int ring_table(struct ring *ring, uint32_t count);
+/* and those from `first` on. */
+int ring_table_set(struct ring *ring, uint32_t first, const struct iovec *buffers, uint32_t count);
+/* Or all that there will be. */
 int ring_register(struct ring *ring, const struct iovec *buffers, uint32_t count);
 /* The next submission, zeroed; NULL: the queue is full. It goes with the next ring_enter. */
 struct ring_sqe *ring_next(struct ring *ring);

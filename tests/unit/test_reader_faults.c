@@ -126,9 +126,7 @@ static const struct row rows[] = {
 /* One load of the file under the script. Returns how many pieces failed, or -1: refused. */
 static int run(const struct row *row, const char *path, struct gallery *g)
 {
-    struct reader_region region = {g->memory, g->count * g->bytes};
-    struct reader_options o = {
-        .done = shot_done, .owner = g, .threads = 2, .depth = 3, .regions = &region, .region_count = 1};
+    struct reader_options o = {.done = shot_done, .owner = g, .threads = 2, .depth = 3};
     reader *r = NULL;
     uint32_t file = 0;
     side_status s;
@@ -137,6 +135,8 @@ static int run(const struct row *row, const char *path, struct gallery *g)
     atomic_store(&g->failed, 0);
     io_test = scripted;
     s = reader_create(&o, &r);
+    if (s == SIDE_OK)
+        reader_region(r, g->memory, g->count * g->bytes / 2); /* the rest later */
     if (s == SIDE_OK)
         s = reader_file(r, -1, path, FILE_BYTES, &file);
     for (size_t i = 0; s == SIDE_OK && i < PIECES; i++) {
@@ -152,6 +152,7 @@ static int run(const struct row *row, const char *path, struct gallery *g)
         io_test = NULL;
         return -1;
     }
+    reader_region(r, g->memory + g->count * g->bytes / 2, g->count * g->bytes - g->count * g->bytes / 2);
     T_OK(reader_drain(r, UINT64_MAX));
 
     struct reader_stats stats;

@@ -375,6 +375,31 @@ T_TEST(cancel)
     free(path);
 }
 
+/* Memory is known to the ring whether it came before or behind it; what the kernel has no room for is read into without. */
+T_TEST(registered)
+{
+    const struct reader_options o = {.done = shot_done, .backend = READER_URING};
+    static char page[3][4096] __attribute__((aligned(4096)));
+    reader *r = NULL;
+
+    if (reader_create(&o, &r) != SIDE_OK)
+        T_SKIP("%s", side_last_error()->message);
+    for (int i = 0; i < 3; i++) {
+        struct reader_stats stats;
+        char text[64];
+        reader_region(r, page[i], sizeof(page[i]));
+        reader_get_stats(r, &stats);
+        snprintf(text, sizeof(text), "ready, %d buffer%s registered", i + 1, i == 0 ? "" : "s");
+        if (strcmp(stats.uring, text) != 0) {
+            T_OK(reader_destroy(r, 30));
+            if (strstr(stats.uring, " of ") != NULL)
+                T_SKIP("%s", stats.uring);
+            T_FAIL("'%s', not '%s'", stats.uring, text);
+        }
+    }
+    T_OK(reader_destroy(r, 30));
+}
+
 T_TEST(fork_child)
 {
     struct gallery g;
@@ -404,4 +429,4 @@ T_TEST(fork_child)
 }
 
 T_MAIN(T(refuses), T(changes), T(sparse), T_ARG(round, "auto"), T_ARG(round, "direct"), T_ARG(round, "uring"),
-       T_ARG(cancel, "pread"), T_ARG(cancel, "direct"), T_ARG(cancel, "uring"), T(fork_child))
+       T_ARG(cancel, "pread"), T_ARG(cancel, "direct"), T_ARG(cancel, "uring"), T(registered), T(fork_child))

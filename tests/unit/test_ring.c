@@ -21,6 +21,16 @@ T_TEST(same_as_the_kernel)
     assert_int_equal(offsetof(struct ring_sqe, user), offsetof(struct io_uring_sqe, user_data));
     assert_int_equal(offsetof(struct ring_sqe, buffer), offsetof(struct io_uring_sqe, buf_index));
     assert_int_equal(offsetof(struct ring_cqe, result), offsetof(struct io_uring_cqe, res));
+    assert_int_equal(sizeof(struct ring_table_make), sizeof(struct io_uring_rsrc_register));
+    assert_int_equal(offsetof(struct ring_table_make, flags), offsetof(struct io_uring_rsrc_register, flags));
+    assert_int_equal(sizeof(struct ring_table_update), sizeof(struct io_uring_rsrc_update2));
+    assert_int_equal(offsetof(struct ring_table_update, data), offsetof(struct io_uring_rsrc_update2, data));
+    assert_int_equal(offsetof(struct ring_table_update, count), offsetof(struct io_uring_rsrc_update2, nr));
+    assert_int_equal(RING_TABLE, IORING_REGISTER_BUFFERS2);
+    assert_int_equal(RING_TABLE_UPDATE, IORING_REGISTER_BUFFERS_UPDATE);
+    assert_int_equal(RING_TABLE_SPARSE, IORING_RSRC_REGISTER_SPARSE);
+    assert_int_equal(RING_BUFFERS, IORING_REGISTER_BUFFERS);
+    assert_int_equal(RING_PROBE, IORING_REGISTER_PROBE);
     assert_int_equal(RING_NOP, IORING_OP_NOP);
     assert_int_equal(RING_READ, IORING_OP_READ);
     assert_int_equal(RING_READ_FIXED, IORING_OP_READ_FIXED);
