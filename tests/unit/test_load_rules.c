@@ -119,8 +119,8 @@ T_TEST(slots_are_registered)
     io_test = count_tables;
     if (side_load_start(dev, r.ck, &r.o, &r.load) == SIDE_OK)
         T_OK(load_look(&r, &rng));
-    io_test = NULL;
     load_rig_finish(&r);
+    io_test = NULL;
     load_close(dev);
     if (atomic_load(&tables) == 0)
         T_SKIP("no io_uring here");
