@@ -37,8 +37,10 @@ extern const struct argp common_argp;
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Says "<what>: <cause from side_last_error()>" and returns the exit code for the status. */
 int say_status(side_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same of a file: "<what> 'PATH': <cause>", or the cause alone where it names the path itself. */
+int say_file(side_status status, const char *what, const char *path);
 int exit_for(side_status status);
-/* The same for an error that a callback kept: what it returns to the library loses the cause. */
+/* As say_status, for an error that a callback kept: what it returns to the library loses the cause. */
 int say_kept(const side_error *kept, side_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Library warnings go to stderr. */
 void say_warnings(void);

@@ -121,7 +121,7 @@ static int open_checkpoint(struct load_run *r)
     r->open_s = clock_s() - begin;
     if (status == SIDE_OK)
         return EXIT_DONE;
-    const int code = say_status(status, "cannot load '%s'", r->args.path);
+    const int code = say_file(status, "cannot load", r->args.path);
     return status == SIDE_INVALID ? EXIT_FAILED : code; /* the file is at fault, not an argument */
 }
 
@@ -183,7 +183,7 @@ static int failed(struct load_run *r, side_status status)
         say("interrupted");
         return EXIT_INTERRUPTED;
     }
-    return say_status(status, "loading '%s'", r->args.path);
+    return say_file(status, "loading", r->args.path);
 }
 
 static int load_once(struct load_run *r, uint64_t number)

@@ -210,15 +210,11 @@ static void put_all(side_checkpoint *const *all, const struct ls *ls, json_t *re
 
 /* ---------------------------------------------------------------- command */
 
-/* A file that is refused is no bad argument. Most messages begin with its path; one path is enough. */
+/* A file that is refused is no bad argument. */
 static int refused(side_status s, const char *path)
 {
-    const char *message = side_last_error()->message;
-    const bool named = strncmp(message, path, strlen(path)) == 0;
-    const int code = named ? exit_for(s) : say_status(s, "%s", path);
+    const int code = say_file(s, "cannot list", path);
 
-    if (named)
-        say("%s", message);
     return code == EXIT_USAGE ? EXIT_FAILED : code;
 }
 

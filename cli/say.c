@@ -41,6 +41,28 @@ int say_status(side_status status, const char *format, ...)
     return exit_for(status);
 }
 
+/* As a word of its own; what follows it may lie in that folder. */
+static bool names(const char *message, const char *path)
+{
+    const size_t bytes = strlen(path);
+
+    for (const char *at = message; bytes > 0 && (at = strstr(at, path)) != NULL; at++)
+        if ((at == message || at[-1] == ' ' || at[-1] == '\'') && strchr(" :,/'", at[bytes]) != NULL)
+            return true;
+    return false;
+}
+
+int say_file(side_status status, const char *what, const char *path)
+{
+    const char *cause = cause_of(status);
+
+    if (names(cause, path))
+        say("%s", cause);
+    else
+        say("%s '%s': %s", what, path, cause);
+    return exit_for(status);
+}
+
 int say_kept(const side_error *kept, side_status status, const char *format, ...)
 {
     bool use = status == SIDE_CALLBACK && kept->status != SIDE_OK;

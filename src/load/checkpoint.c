@@ -46,13 +46,18 @@ side_status ck_file_open(struct ck_file *file)
 
 static side_status file_check(const struct ck_file *file, const char *call)
 {
+    static const char again[] = "once nobody writes to it any more, open it again";
     struct stat there;
 
     if (fstat(file->fd, &there) != 0)
         return error_set_errno(SIDE_IO, call, errno, "cannot look at %s", ck_shown(file->path));
-    if ((uint64_t)there.st_size != file->bytes || in_ns(there.st_mtim) != file->mtime_ns)
-        return error_set(SIDE_IO, call, "%s was changed since it was opened: %llu bytes then, %llu now; load it again",
-                         ck_shown(file->path), (unsigned long long)file->bytes, (unsigned long long)there.st_size);
+    if ((uint64_t)there.st_size != file->bytes)
+        return error_set(SIDE_IO, call, "%s was changed since it was opened: %llu bytes then, %llu now; %s",
+                         ck_shown(file->path), (unsigned long long)file->bytes, (unsigned long long)there.st_size,
+                         again);
+    if (in_ns(there.st_mtim) != file->mtime_ns)
+        return error_set(SIDE_IO, call, "%s was changed since it was opened: its time of change is another one now; %s",
+                         ck_shown(file->path), again);
     return SIDE_OK;
 }
 
@@ -90,21 +95,23 @@ side_status ck_read_head(struct ck_file *file, unsigned char *head, size_t bytes
     return s == SIDE_OK ? s : read_failed(file, s, bytes, 0);
 }
 
-/* What else a file may be whose first bytes are no length. */
-static const char *looks_like(const unsigned char *head)
+/* What a file is whose first bytes are no length, and what to do with it. NULL: nobody knows. */
+static const char *looks_like(const char *path, const unsigned char *head)
 {
     if (memcmp(head, "\x93NUMPY", 6) == 0)
-        return "it looks like a .npy file: name it so, or ask for that format";
+        return ck_ends(path, ".npy") ? "it is a .npy file, and is to be read as safetensors"
+                                     : "it looks like a .npy file: name it so, or ask for that format";
     if (memcmp(head, "PK\3\4", 4) == 0)
         return "it looks like a zip file, as torch.save writes: save it as safetensors";
-    if (memcmp(head, "GGUF", 4) == 0)
-        return "it looks like a GGUF file";
-    return "it is no safetensors file";
+    if (memcmp(head, "\x80\2\x8a\x0a", 4) == 0)
+        return "it looks like a pickle, as old versions of torch.save write: save it as safetensors";
+    return memcmp(head, "GGUF", 4) == 0 ? "it looks like a GGUF file" : NULL;
 }
 
 static side_status read_header(struct ck_file *file)
 {
     unsigned char head[8];
+    const char *other;
     uint64_t n = 0;
     size_t done = 0;
     const side_status s = ck_read_head(file, head, sizeof(head), &done);
@@ -116,9 +123,13 @@ static side_status read_header(struct ck_file *file)
                          ck_shown(file->path), done);
     for (int i = 7; i >= 0; i--)
         n = n << 8 | head[i];
+    other = looks_like(file->path, head);
+    if ((n > CK_HEADER_MOST || n > file->bytes - 8) && other != NULL)
+        return error_set(SIDE_INVALID, where, "%s is no safetensors file; %s", ck_shown(file->path), other);
     if (n > CK_HEADER_MOST)
-        return error_set(SIDE_INVALID, where, "%s, offset 0: a header of %llu bytes, and %u are possible; %s",
-                         ck_shown(file->path), (unsigned long long)n, CK_HEADER_MOST, looks_like(head));
+        return error_set(SIDE_INVALID, where,
+                         "%s, offset 0: a header of %llu bytes, and %u are possible; it is no safetensors file",
+                         ck_shown(file->path), (unsigned long long)n, CK_HEADER_MOST);
     if (n > file->bytes - 8)
         return error_set(
             SIDE_INVALID, where,

@@ -189,9 +189,9 @@ static side_status check_entry(const side_checkpoint *ck, const struct index *x,
     if (!right || listed[row - 1])
         ck_escaped(name, strlen(name), shown);
     if (!right)
-        return error_set(SIDE_INVALID, where, "%s, offset %u: tensor \"%s\" is not in %.80s, but %.80s",
-                         ck_shown(x->file.path), e->name, shown, shard,
-                         row == 0 ? "in no shard" : ck_shown(ck->files[ck->rows[row - 1].file].path));
+        return error_set(SIDE_INVALID, where, "%s, offset %u: weight_map has tensor \"%s\" in %.80s, but %s%.80s",
+                         ck_shown(x->file.path), e->name, shown, shard, row == 0 ? "no shard has it" : "it is in ",
+                         row == 0 ? "" : ck_shown(ck->files[ck->rows[row - 1].file].path));
     if (listed[row - 1])
         return error_set(SIDE_INVALID, where, "%s, offset %u: tensor \"%s\" stands twice in weight_map",
                          ck_shown(x->file.path), e->name, shown);

@@ -58,10 +58,10 @@ t json-host 0 '*"link_gbps": null*"verified": null*' '' load one.safetensors -d 
 mkfifo pipe
 mkdir folder
 head -c 1000 one.safetensors >short.safetensors
-t missing 1 '' "sidestream: cannot load 'none.st': *No such file*" load none.st -d sim
-t pipe 1 '' "sidestream: cannot load 'pipe': *" load pipe -d sim
-t folder 1 '' "sidestream: cannot load 'folder': *" load folder -d sim
-t short 1 '' "sidestream: cannot load 'short.safetensors': *" load short.safetensors -d sim
+t missing 1 '' "sidestream: cannot open none.st: No such file or directory" load none.st -d sim
+t pipe 1 '' "sidestream: pipe is no regular file" load pipe -d sim
+t folder 1 '' "sidestream: no \*.safetensors in the folder folder" load folder -d sim
+t short 1 '' "sidestream: short.safetensors, offset 1000: the file ends within tensor *" load short.safetensors -d sim
 t no-match 2 '' "sidestream: no tensor of 'one.safetensors' matches --select 'x'; *" load one.safetensors --select x -d sim
 t too-large 4 '' "sidestream: loading 'one.safetensors': *choose fewer*" load one.safetensors -d sim:h200,memory=100000
 for nth in 5 9 15; do

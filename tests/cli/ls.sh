@@ -20,6 +20,9 @@ for i, name in enumerate("ab"):
     save(f"model/m-{i}.safetensors", {name: f32}, bytes(24))
 open("model/model.safetensors.index.json", "w").write(json.dumps({"weight_map": {"a": "m-0.safetensors", "b": "m-1.safetensors"}}))
 open("v.npy", "wb").write(b"\x93NUMPY\x01\x00\x37\x00{'descr': '<i2', 'fortran_order': False, 'shape': (2,)}" b"1234")
+open("model/ghost.json", "w").write(json.dumps({"weight_map": {"a": "m-0.safetensors", "ghost": "m-0.safetensors"}}))
+open("m.pt", "wb").write(b"PK\3\4" + bytes(60))
+os.mkfifo("pipe")
 open("r.raw", "wb").write(b"12345")
 PY
 py make make.py
@@ -38,7 +41,10 @@ t twice 1 '*r.raw: 1 tensor*' 'sidestream: twice.safetensors, offset 62: tensor 
 t lenient 0 '*1 tensor,*' '' ls --lenient twice.safetensors
 t strict-spec 1 '' 'sidestream: blank.safetensors, offset 8: the header does not begin with *' ls --strict-spec blank.safetensors
 t blank 0 '*0 tensors,*' '' ls blank.safetensors
-t absent 1 '' 'sidestream: absent: cannot open absent: No such file*' ls absent
+t absent 1 '' 'sidestream: cannot open absent: No such file or directory' ls absent
+t fifo 1 '' 'sidestream: pipe is no regular file' ls pipe
+t pickle 1 '' 'sidestream: m.pt is no safetensors file; it looks like a zip file, *' ls m.pt
+t ghost 1 '' 'sidestream: model/ghost.json, offset 41: weight_map has tensor "ghost" in m-0.safetensors, but no shard has it' ls model/ghost.json
 t none 2 '' '*want the files to list*' ls
 t both 2 '' '*exclude each other*' ls --lenient --strict-spec r.raw
 t bad-format 2 '' "*--format 'zip': want*" ls --format=zip r.raw

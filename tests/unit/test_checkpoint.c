@@ -99,11 +99,12 @@ T_TEST(changed_files)
     T_OK(side_checkpoint_check(ck));
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
     T_STATUS(side_checkpoint_check(ck), SIDE_IO);
-    assert_non_null(strstr(side_last_error()->message, "m.safetensors was changed"));
+    assert_non_null(strstr(side_last_error()->message, "m.safetensors was changed since it was opened: its time of "));
     side_checkpoint_close(ck);
     T_OK(side_checkpoint_open(path, NULL, &ck));
     assert_int_equal(truncate(path, 100), 0);
     T_STATUS(side_checkpoint_check(ck), SIDE_IO);
+    assert_non_null(strstr(side_last_error()->message, " bytes then, 100 now; once nobody writes to it "));
     side_checkpoint_close(ck);
 }
 
@@ -152,9 +153,9 @@ static const struct index_row indices[] = {
     {"{\"weight_map\":{\"a\":\"a.safe\\u0000tensors\"}}", "\\u0000 in a text", SIDE_INVALID},
     {"{\"weight_map\":{\"a\":\"absent.safetensors\"}}", "absent.safetensors", SIDE_NOT_FOUND},
     {"{\"weight_map\":{\"a\":\"a.safetensors\",\"b\":\"a.safetensors\"}}",
-     "tensor \"b\" is not in a.safetensors, but in no shard", SIDE_INVALID},
-    {"{\"weight_map\":{\"a\":\"b.safetensors\",\"b\":\"a.safetensors\"}}", "tensor \"a\" is not in b.safetensors, but ",
-     SIDE_INVALID},
+     "offset 36: weight_map has tensor \"b\" in a.safetensors, but no shard has it", SIDE_INVALID},
+    {"{\"weight_map\":{\"a\":\"b.safetensors\",\"b\":\"a.safetensors\"}}",
+     "weight_map has tensor \"a\" in b.safetensors, but it is in ", SIDE_INVALID},
     {"{\"weight_map\":{\"a\":\"a.safetensors\",\"\\u0061\":\"a.safetensors\"}}",
      "tensor \"a\" stands twice in weight_map", SIDE_INVALID},
     {"{\"weight_map\":{\"a\":\"a.safetensors\",\"b\":\"again.safetensors\"}}", "tensor \"a\" is in ", SIDE_INVALID},
@@ -251,6 +252,11 @@ T_TEST(raw_files)
     assert_int_equal(t.bytes, 0);
     side_checkpoint_close(ck);
     T_STATUS(side_checkpoint_open(t_tmpdir(), &o, &ck), SIDE_INVALID);
+    /* Who asks for safetensors is not told to name the file otherwise. */
+    write_text("v.npy", "\x93NUMPY\1 and more");
+    o.format = SIDE_FORMAT_SAFETENSORS;
+    T_STATUS(side_checkpoint_open(in_folder("v.npy"), &o, &ck), SIDE_INVALID);
+    assert_non_null(strstr(side_last_error()->message, "v.npy is no safetensors file; it is a .npy file"));
 }
 
 /* ---------------------------------------------------------------- faults */

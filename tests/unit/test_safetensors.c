@@ -355,9 +355,11 @@ T_TEST(files)
     write_bytes(path, all, 16);
     refuses(path, SIDE_INVALID, "a header of 18446744073709551615 bytes, and 100000000 are possible");
     write_bytes(path, "\x93NUMPY\1\0more", 12);
-    refuses(path, SIDE_INVALID, "looks like a .npy file");
+    refuses(path, SIDE_INVALID, "m.safetensors is no safetensors file; it looks like a .npy file: name it so");
     write_bytes(path, "PK\3\4\x14\0\0\0\x08\0", 10);
-    refuses(path, SIDE_INVALID, "looks like a zip file, as torch.save writes");
+    refuses(path, SIDE_INVALID, "is no safetensors file; it looks like a zip file, as torch.save writes");
+    write_bytes(path, "\x80\2\x8a\x0al\xfc\x9c\x46\xf9", 9);
+    refuses(path, SIDE_INVALID, "is no safetensors file; it looks like a pickle");
     memcpy(all, "\x09\0\0\0\0\0\0\0", 8);
     write_bytes(path, all, 16);
     refuses(path, SIDE_INVALID, "a header of 9 bytes, but the file ends 8 bytes behind");
