@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const char *from_text(const side_machine *m)
 {
@@ -111,7 +112,9 @@ static int report_text(const struct load_run *r)
            bytes_text(s->bytes, bytes), files, files == 1 ? "" : "s", r->args.host ? "host memory" : r->props.name,
            r->props.simulated && !r->args.host ? " (simulated)" : "");
     print_rate(r);
-    if (s->bottleneck[0] != '\0')
+    if (strcmp(s->bottleneck, "too small") == 0)
+        puts("limited by nothing that can be told: the load is too small");
+    else if (s->bottleneck[0] != '\0')
         printf("limited by %s\n", s->bottleneck);
     if (!r->args.host)
         printf("busy       copying %.0f %%; waiting for reads %.0f %%, for memory %.0f %%, for pins %.0f %%\n",

@@ -163,10 +163,12 @@ typedef struct side_load_stats {
     double copying_s;     /* copies in flight */
     double wait_read_s;   /* nothing to copy: waiting for readers */
     double wait_memory_s; /* for arenas: their allocation, or the caller */
-    double wait_pins_s;   /* for pinned memory */
+    double wait_pins_s;   /* for pinned memory, that of the first slots before anything is read included */
     double gbps;          /* copied_bytes / time_s / 1e9 */
     double link_gbps;     /* of the machine profile, pinned H2D; 0 for host memory */
-    char bottleneck[16]; /* "link", "disk", "page cache", "reading" (either of these two), "source", "memory", "pins"; "" before the end */
+    /* "link", "disk", "page cache", "reading" (either of these two), "source", "memory", "pins"; "too small": less than 10 ms, or less than 64 MiB of which nothing
+     * took half the time; "" before the end */
+    char bottleneck[16];
     uint32_t route_count;
     side_load_route routes[8];
 } side_load_stats;

@@ -81,7 +81,7 @@ static side_status check_numbers(const side_load_options *o)
     if (o->align != 0 && (!is_power(o->align) || o->align > LOAD_GRAIN))
         return error_set(SIDE_INVALID, WHERE, "align is %zu; it takes a power of two to 4096, or 0 (16)", o->align);
     if (o->piece_bytes % LOAD_GRAIN != 0 || o->piece_bytes > LOAD_PIECE_MOST)
-        return error_set(SIDE_INVALID, WHERE, "piece_bytes is %zu; it takes a multiple of 4096 to %zu, or 0 (4 MiB)",
+        return error_set(SIDE_INVALID, WHERE, "piece_bytes is %zu; it takes a multiple of 4096 to %zu, or 0 (2 MiB)",
                          o->piece_bytes, LOAD_PIECE_MOST);
     if (o->threads > READER_MOST_THREADS)
         return error_set(SIDE_INVALID, WHERE, "threads is %u; it takes 0 (by cores) to %u", o->threads,
@@ -170,6 +170,17 @@ static void pins_start(side_load *l)
     error_restore(&kept);
 }
 
+/* Pinning the first slots holds everything up. */
+static side_status slots_make(side_load *l)
+{
+    const uint64_t begin_ns = os_now_ns();
+    const side_status r = load_slots_begin(l);
+
+    if (!l->to_host)
+        l->spent_ns[SPENT_PINS] += os_now_ns() - begin_ns;
+    return r;
+}
+
 static side_status plan_make(side_load *l, const side_load_options *o)
 {
     side_status r = load_plan_parts(&l->plan, l->checkpoint, o);
@@ -179,7 +190,7 @@ static side_status plan_make(side_load *l, const side_load_options *o)
     if (r == SIDE_OK)
         r = load_arenas_check(l);
     if (r == SIDE_OK)
-        r = load_slots_begin(l);
+        r = slots_make(l);
     if (r == SIDE_OK)
         pins_start(l); /* while the pieces are cut */
     if (r == SIDE_OK)

@@ -10,6 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#define TOLD_BYTES ((uint64_t)64 << 20)
+#define TOLD_NS    UINT64_C(10000000)
+
 void load_spent(side_load *l, enum load_spent what)
 {
     const uint64_t now = os_now_ns();
@@ -66,26 +69,41 @@ static const char *reading_name(const side_load *l)
     return cached >= rest ? "page cache" : "disk";
 }
 
-/* The link, where most copies found another one before them. Else what it waited for. Locked. */
-static const char *bottleneck(const side_load *l)
+/* The link, where most copies found another one before them. Else what it waited for. *spent: nanoseconds that went to it. Locked. */
+static const char *limit_find(const side_load *l, uint64_t *spent)
 {
     const uint64_t *ns = l->spent_ns, read = ns[SPENT_READ];
 
-    if (l->plan.piece_count == 0)
-        return "";
+    *spent = ns[SPENT_MEMORY];
     if (ns[SPENT_MEMORY] > read && ns[SPENT_MEMORY] > ns[SPENT_PINS] && ns[SPENT_MEMORY] > ns[SPENT_COPYING])
         return "memory";
+    *spent = ns[SPENT_PINS];
     if (ns[SPENT_PINS] > read && ns[SPENT_PINS] > ns[SPENT_COPYING])
         return "pins";
+    *spent = read;
     if (l->to_host || l->starved > l->plan.piece_count / 2 || read > ns[SPENT_COPYING])
         return reading_name(l);
+    *spent = ns[SPENT_COPYING];
     return "link";
+}
+
+/* What happens once a load, and chance, decide what a short one waits for. A small one is told only what took most of its time. Locked. */
+static const char *bottleneck(const side_load *l, uint64_t time_ns)
+{
+    uint64_t spent = 0;
+    const char *limit;
+
+    if (l->plan.piece_count == 0)
+        return "";
+    limit = limit_find(l, &spent);
+    return time_ns < TOLD_NS || (l->plan.bytes < TOLD_BYTES && spent < time_ns / 2) ? "too small" : limit;
 }
 
 /* Locked. */
 static void sums_fill(const side_load *l, side_load_stats *s)
 {
     const bool over = l->done_pieces == l->plan.piece_count;
+    const uint64_t time_ns = (over && l->end_ns != 0 ? l->end_ns : os_now_ns()) - l->begin_ns;
 
     s->bytes = l->plan.bytes;
     s->read_bytes = l->read_bytes;
@@ -99,7 +117,7 @@ static void sums_fill(const side_load *l, side_load_stats *s)
     s->slots = l->slot_count;
     s->piece_bytes = l->slot_bytes;
     s->pinned_bytes = l->to_host ? 0 : l->slot_count * l->slot_bytes;
-    s->time_s = (double)((over && l->end_ns != 0 ? l->end_ns : os_now_ns()) - l->begin_ns) * 1e-9;
+    s->time_s = (double)time_ns * 1e-9;
     s->plan_s = (double)l->plan_ns * 1e-9;
     s->first_s = l->first_ns != 0 ? (double)(l->first_ns - l->begin_ns) * 1e-9 : 0;
     s->pins_s = l->pins_ns != 0 ? (double)(l->pins_ns - l->begin_ns) * 1e-9 : 0;
@@ -110,7 +128,7 @@ static void sums_fill(const side_load *l, side_load_stats *s)
     s->gbps = s->time_s > 0 ? (double)l->copied_bytes / s->time_s * 1e-9 : 0;
     routes_fill(l, s);
     if (over && !atomic_load(&l->stop))
-        snprintf(s->bottleneck, sizeof(s->bottleneck), "%s", bottleneck(l));
+        snprintf(s->bottleneck, sizeof(s->bottleneck), "%s", bottleneck(l, time_ns));
 }
 
 /* Locked, so that the reader does not go meanwhile. */

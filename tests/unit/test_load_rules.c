@@ -2,6 +2,7 @@
  *
  * What a load promises besides the right bytes: order, layout, what it costs the device, what it refuses and how it says so. */
 #include "load_help.h"
+#include "load_private.h"
 #include "ring.h"
 
 #include <errno.h>
@@ -414,6 +415,78 @@ T_TEST(forked_children_may_not)
     load_close(dev);
 }
 
-T_MAIN(T(order_is_the_caller_s), T(full_slots_go_together), T(slots_are_registered), T(layout_follows_the_file),
-       T(tensors_cost_no_events), T(bad_options), T(states), T(memory_is_written_after_its_stream),
-       T(forked_children_may_not))
+/* ---------------------------------------------------------------- what limits */
+
+struct limit_row {
+    const char *limit;
+    unsigned mib, ms, spent_ms[4]; /* copying, reads, memory, pins */
+    unsigned starved;              /* of 100 pieces */
+};
+
+static const struct limit_row limits[] = {
+    {"link", 1000, 20, {15, 4, 0, 1}, 50},      {"page cache", 1000, 20, {15, 4, 0, 1}, 51},
+    {"page cache", 1000, 20, {9, 10, 0, 1}, 0}, {"memory", 1000, 20, {6, 2, 7, 5}, 0},
+    {"pins", 1000, 20, {6, 2, 5, 7}, 0},        {"too small", 1000, 9, {9, 0, 0, 0}, 0},
+    {"too small", 63, 20, {9, 8, 1, 2}, 0},     {"link", 64, 20, {9, 8, 1, 2}, 0},
+    {"link", 63, 20, {10, 8, 1, 1}, 0},         {"pins", 1, 291, {0, 1, 0, 290}, 0},
+    {"pins", 1, 20, {1, 2, 3, 12}, 100},        {"page cache", 1, 20, {8, 12, 0, 0}, 100},
+    {"too small", 1, 20, {9, 8, 2, 1}, 100},
+};
+
+T_TEST(limits_are_told_where_they_can_be)
+{
+    side_device *dev = load_device("", 1);
+
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        const struct limit_row *row = &limits[i];
+        struct side_load l = {.device = dev, .fork_generation = os_fork_generation(), .begin_ns = 5};
+        side_load_stats s;
+        pthread_mutex_init(&l.mutex, NULL);
+        l.checkpoint = (void *)&l; /* files, not callbacks; no more is asked of it */
+        l.plan.bytes = (uint64_t)row->mib << 20;
+        l.plan.piece_count = l.done_pieces = 100;
+        l.starved = row->starved;
+        l.routes[READER_CACHE][READER_WHY_CACHED] = (struct load_route){100, l.plan.bytes};
+        l.end_ns = l.begin_ns + row->ms * UINT64_C(1000000);
+        for (int k = 0; k < 4; k++)
+            l.spent_ns[k] = row->spent_ms[k] * UINT64_C(1000000);
+        T_OK(side_load_get_stats(&l, &s));
+        if (strcmp(s.bottleneck, row->limit) != 0)
+            T_FAIL("row %zu: '%s', not '%s'", i, s.bottleneck, row->limit);
+        pthread_mutex_destroy(&l.mutex);
+    }
+    side_device_close(dev);
+}
+
+static const struct side_device_ops *fast_ops;
+
+static side_status slow_register(dev_context *c, void *data, size_t bytes, bool read_only)
+{
+    usleep(50000);
+    return fast_ops->host_register(c, data, bytes, read_only);
+}
+
+/* The first slots are pinned while the load is planned; the time counts. */
+T_TEST(pinning_within_the_plan_counts)
+{
+    side_device *dev = load_device("", 1);
+    t_rng rng = t_rng_make(1);
+    struct side_device_ops slow = *dev->ops;
+    side_load_stats s;
+    struct load_rig r;
+
+    fast_ops = dev->ops;
+    slow.host_register = slow_register;
+    dev->ops = &slow;
+    load_rig_init(&r, dev, true, 20, &rng);
+    T_OK(side_load_start(dev, r.ck, &r.o, &r.load));
+    T_OK(side_load_join(r.load, &s));
+    assert_true(s.wait_pins_s >= 0.05 && s.plan_s >= s.wait_pins_s && s.time_s >= s.plan_s);
+    dev->ops = fast_ops;
+    load_rig_finish(&r);
+    load_close(dev);
+}
+
+T_MAIN(T(limits_are_told_where_they_can_be), T(pinning_within_the_plan_counts), T(order_is_the_caller_s),
+       T(full_slots_go_together), T(slots_are_registered), T(layout_follows_the_file), T(tensors_cost_no_events),
+       T(bad_options), T(states), T(memory_is_written_after_its_stream), T(forked_children_may_not))
