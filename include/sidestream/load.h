@@ -166,8 +166,8 @@ typedef struct side_load_stats {
     double wait_pins_s;   /* for pinned memory, that of the first slots before anything is read included */
     double gbps;          /* copied_bytes / time_s / 1e9 */
     double link_gbps;     /* of the machine profile, pinned H2D; 0 for host memory */
-    /* "link", "disk", "page cache", "reading" (either of these two), "source", "memory", "pins"; "too small": less than 10 ms, or less than 64 MiB of which nothing
-     * took half the time; "" before the end */
+    /* "link", "disk", "page cache", "reading" (either of these two), "source", "memory", "pins"; "too small" to tell: less than
+     * 10 ms, or less than 64 MiB and neither disk, source, memory nor pins took half the time; "" before the end */
     char bottleneck[16];
     uint32_t route_count;
     side_load_route routes[8];

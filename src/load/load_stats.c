@@ -87,7 +87,8 @@ static const char *limit_find(const side_load *l, uint64_t *spent)
     return "link";
 }
 
-/* What happens once a load, and chance, decide what a short one waits for. A small one is told only what took most of its time. Locked. */
+/* What happens once a load, and chance, decide what a short one waits for. A small one is told only what took most of its time, and has nothing to do with
+ * how much there is to move. Locked. */
 static const char *bottleneck(const side_load *l, uint64_t time_ns)
 {
     uint64_t spent = 0;
@@ -96,7 +97,8 @@ static const char *bottleneck(const side_load *l, uint64_t time_ns)
     if (l->plan.piece_count == 0)
         return "";
     limit = limit_find(l, &spent);
-    return time_ns < TOLD_NS || (l->plan.bytes < TOLD_BYTES && spent < time_ns / 2) ? "too small" : limit;
+    const bool slow = strcmp(limit, "link") != 0 && strcmp(limit, "page cache") != 0 && spent >= time_ns / 2;
+    return time_ns >= TOLD_NS && (l->plan.bytes >= TOLD_BYTES || slow) ? limit : "too small";
 }
 
 /* Locked. */

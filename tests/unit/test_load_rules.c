@@ -421,16 +421,18 @@ struct limit_row {
     const char *limit;
     unsigned mib, ms, spent_ms[4]; /* copying, reads, memory, pins */
     unsigned starved;              /* of 100 pieces */
+    bool cold;
 };
 
 static const struct limit_row limits[] = {
-    {"link", 1000, 20, {15, 4, 0, 1}, 50},      {"page cache", 1000, 20, {15, 4, 0, 1}, 51},
-    {"page cache", 1000, 20, {9, 10, 0, 1}, 0}, {"memory", 1000, 20, {6, 2, 7, 5}, 0},
-    {"pins", 1000, 20, {6, 2, 5, 7}, 0},        {"too small", 1000, 9, {9, 0, 0, 0}, 0},
-    {"too small", 63, 20, {9, 8, 1, 2}, 0},     {"link", 64, 20, {9, 8, 1, 2}, 0},
-    {"link", 63, 20, {10, 8, 1, 1}, 0},         {"pins", 1, 291, {0, 1, 0, 290}, 0},
-    {"pins", 1, 20, {1, 2, 3, 12}, 100},        {"page cache", 1, 20, {8, 12, 0, 0}, 100},
-    {"too small", 1, 20, {9, 8, 2, 1}, 100},
+    {"link", 1000, 20, {15, 4, 0, 1}, 50, false},      {"page cache", 1000, 20, {15, 4, 0, 1}, 51, false},
+    {"page cache", 1000, 20, {9, 10, 0, 1}, 0, false}, {"memory", 1000, 20, {6, 2, 7, 5}, 0, false},
+    {"pins", 1000, 20, {6, 2, 5, 7}, 0, false},        {"too small", 1000, 9, {9, 0, 0, 0}, 0, false},
+    {"too small", 63, 20, {9, 8, 1, 2}, 0, false},     {"link", 64, 20, {9, 8, 1, 2}, 0, false},
+    {"too small", 63, 20, {12, 6, 1, 1}, 0, false},    {"too small", 63, 20, {4, 14, 1, 1}, 100, false},
+    {"pins", 1, 291, {0, 1, 0, 290}, 0, false},        {"pins", 1, 20, {1, 2, 3, 12}, 100, false},
+    {"memory", 1, 20, {3, 5, 12, 0}, 100, false},      {"too small", 1, 20, {2, 5, 9, 0}, 100, false},
+    {"disk", 1, 20, {8, 12, 0, 0}, 100, true},         {"too small", 1, 20, {7, 9, 2, 1}, 100, true},
 };
 
 T_TEST(limits_are_told_where_they_can_be)
@@ -446,7 +448,7 @@ T_TEST(limits_are_told_where_they_can_be)
         l.plan.bytes = (uint64_t)row->mib << 20;
         l.plan.piece_count = l.done_pieces = 100;
         l.starved = row->starved;
-        l.routes[READER_CACHE][READER_WHY_CACHED] = (struct load_route){100, l.plan.bytes};
+        l.routes[READER_URING][row->cold ? READER_WHY_COLD : READER_WHY_CACHED].bytes = l.plan.bytes;
         l.end_ns = l.begin_ns + row->ms * UINT64_C(1000000);
         for (int k = 0; k < 4; k++)
             l.spent_ns[k] = row->spent_ms[k] * UINT64_C(1000000);
