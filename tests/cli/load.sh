@@ -67,6 +67,29 @@ t too-large 4 '' "sidestream: loading 'one.safetensors': *choose fewer*" load on
 for nth in 5 9 15; do
     t "lose=$nth" 1 '' 'sidestream: *' load one.safetensors -d sim:h200,lose=$nth --piece 16K
 done
+# The example of docs/load-a-checkpoint.md, with the files of this test; the page shows it word by word.
+example=$(dirname "$SIDESTREAM")/examples/example_load
+if [ -x "$example" ]; then
+    program=$SIDESTREAM SIDESTREAM=$example
+    t example-index 0 '*load: layers.9.w *U8 * 50000 bytes*12 tensors, 0.6 MB in *first number of layers.9.w is ?? (U8)' '' --device sim model.safetensors.index.json layers.9.w
+    t example-folder 0 '*and 2 others*' '' --device sim .
+    t example-none 0 'load: 0 tensors, 0.0 MB *' '' --device sim none.safetensors
+    t example-no-file 1 '' 'load: side_checkpoint_open: cannot open absent: No such file or directory' --device sim absent
+    t example-no-name 1 '*' 'load: side_checkpoint_find: no tensor is named "x"' --device sim one.safetensors x
+    t example-usage 2 '' 'usage: *PATH*' a b c
+    SIDESTREAM=$program
+else
+    skip example "the examples are not built"
+fi
+cat >page.py <<'PY'
+import re, sys
+page, example = (open(path).read() for path in sys.argv[1:])
+blocks = re.findall(r"^```c\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+shown = [block for block in blocks if block.startswith("static side_status")]
+assert len(shown) == 2 and all(block in example for block in shown), [block for block in shown if block not in example]
+PY
+py page-shows-the-example page.py "$CLI_TESTS/../../docs/load-a-checkpoint.md" "$CLI_TESTS/../../examples/load.c"
+
 t no-argument 2 '' '*want a FILE*' load
 t two-arguments 2 '' "*'b' is too much*" load a b
 t bad-backend 2 '' "*--backend 'x'*" load one.safetensors --backend x
