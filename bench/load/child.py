@@ -36,15 +36,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def context_up(device: str) -> int:
-    """The device's memory in use once its context is up."""
+def context_up(device: str) -> None:
     import torch
-    if not device.startswith("cuda"):
-        return 0
-    torch.empty(1, device=device)
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return total - free
+    if device.startswith("cuda"):
+        torch.empty(1, device=device)
+        torch.cuda.synchronize()
 
 
 def wait(device: str) -> None:
@@ -74,7 +70,8 @@ def main() -> None:
         importlib.import_module(package)
     say("imported")
     device = "cuda:0" if device == "cuda" else device  # some want the number
-    say("context", device_used=context_up(device))
+    context_up(device)
+    say("context")
     where = device if device.startswith("cuda") else "cpu"
     verify = data.verifier(pathlib.Path(folder), where)
     for _ in range(int(loads)):

@@ -59,7 +59,7 @@ class Bench:
         began = time.monotonic()
         for folder, names, more in ((disk, sets, []), (memory, ["D1"], ["--pt"])):
             shutil.rmtree(folder, ignore_errors=True)
-            if folder == memory and not any(state == "tmpfs" for _, state, _, _ in self.plan()):
+            if not names or (folder == memory and not any(state == "tmpfs" for _, state, _, _ in self.plan())):
                 continue
             subprocess.run([self.options.python, HERE / "data.py", folder, "--sets", *names, *sizes, *more], check=True, stdout=subprocess.DEVNULL)
         for path in disk.rglob("*.safetensors"):  # what is still written back would disturb
@@ -103,8 +103,7 @@ class Bench:
             return {"failed": reason}
         return self.summary(began, events, watch)
 
-    @staticmethod
-    def summary(began: float, events: list[dict], watch: machine.Watch) -> dict:
+    def summary(self, began: float, events: list[dict], watch: machine.Watch) -> dict:
         def all_of(event: str) -> list[dict]:
             return [one for one in events if one["event"] == event]
 
@@ -115,8 +114,8 @@ class Bench:
         seconds = [end["at"] - begin["at"] for begin, end in zip(loading, loaded)]
         context = all_of("context")[0]
         peaks = watch.peaks(loading[0]["at"], loaded[0]["at"])
-        if "device_used" in peaks and context["device_used"]:
-            peaks["device_extra"] = peaks.pop("device_used") - context["device_used"] - loaded[0]["bytes"]
+        if "device_more" in peaks and not self.options.device.startswith("sim"):
+            peaks["device_extra"] = peaks.pop("device_more") - loaded[0]["bytes"]  # what loaders need beside the tensors
         imported = all_of("imported")[0]["at"]
         return {"bytes": loaded[0]["bytes"], "wall_s": loaded[0]["at"] - began, "import_s": imported - began, "context_s": context["at"] - imported,
                 "first_s": seconds[0], "second_s": seconds[1] if len(seconds) > 1 else None, "peaks": peaks,

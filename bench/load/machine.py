@@ -187,7 +187,7 @@ class Watch:
         self.thread.join()
 
     def peaks(self, begin: float, end: float) -> dict[str, int]:
-        """Between two times, in bytes: what the machine had less than at first, what the process had more, the GPU's most."""
+        """Between two times, in bytes: what the machine had less than at first, what the process had more, what was in use more on the GPU."""
         during = [sample for sample in self.samples if begin <= sample[0] <= end]
         before = [sample for sample in self.samples if sample[0] < begin][-1:] or during[:1]
         if not during or not before:
@@ -195,7 +195,7 @@ class Watch:
         peaks = {"host_taken": before[0][1] - min(s[1] for s in during), "rss_more": max(s[2] for s in during) - before[0][2],
                  "vm_pin": max(s[3] for s in during)}
         if self.nvml:
-            peaks["device_used"] = max(s[4] for s in during)
+            peaks["device_more"] = max(s[4] for s in during) - before[0][4]
         return peaks
 
 
