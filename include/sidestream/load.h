@@ -9,7 +9,7 @@
  *     if (side_load_start(dev, ck, NULL, &load) != SIDE_OK) ...      // all tensors, into memory of the load's; returns at once
  *     for (i = 0; i < side_checkpoint_count(ck); i++) {
  *         side_load_place at;
- *         side_load_wait(load, i, stream);                           // what is queued on `stream` from here on may read tensor i
+ *         if (side_load_wait(load, i, stream) != SIDE_OK) ...        // what is queued on `stream` from here on may read tensor i
  *         side_load_get_place(load, i, &at);                         // at.data
  *         ...
  *     }
