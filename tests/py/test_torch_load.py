@@ -1,7 +1,10 @@
 """load_file, stream, safe_open and load_model: every byte where it belongs, as safetensors has it where that is installed."""
+import copy
+import errno
 import gc
 import os
 import pathlib
+import pickle
 import random
 import re
 import threading
@@ -179,11 +182,52 @@ def test_what_is_refused(tmp_path, file, call):
         (bad, "cpu", sidestream.InvalidArgument, "bad.safetensors"),
         (tmp_path / "none.safetensors", "cpu", FileNotFoundError, "none.safetensors"),
         (tmp_path / "none.safetensors", "cpu", sidestream.NotFound, "none.safetensors"),
+        (tmp_path / "none.safetensors", "cpu", st.FileMissing, "^cannot open .*none.safetensors"),
         (tmp_path / "empty", "cpu", FileNotFoundError, "empty"),
         (file, "nowhere", ValueError, "device is 'nowhere'"),
     ]:
         with pytest.raises(error, match=match):
             call(path, device)
+
+
+def test_what_file_missing_says(tmp_path):
+    """What a FileNotFoundError of Python's has, and what an error of the library's has; it travels between processes."""
+    path = tmp_path / "none.safetensors"
+    for asked in path, os.fspath(path), os.fsencode(path):
+        with pytest.raises(st.FileMissing) as caught:
+            st.load_file(asked)
+        error = caught.value
+        for same in error, pickle.loads(pickle.dumps(error)), copy.copy(error):
+            assert (type(same), same.errno, same.filename) == (st.FileMissing, errno.ENOENT, os.fspath(asked))
+            assert str(same) == same.strerror and str(same).startswith("cannot open ") and str(same).endswith(os.strerror(errno.ENOENT))
+            assert (same.status_name, same.os_errno) == ("SIDE_NOT_FOUND", errno.ENOENT)
+        assert repr(error).startswith("FileMissing(2, 'cannot open")
+    assert (st.FileMissing.__module__, st.FileMissing.__qualname__) == ("sidestream.torch", "FileMissing")
+
+
+@pytest.mark.parametrize("call", [st.load_file, lambda path, **more: dict(st.stream(path, **more)),
+                                  lambda path, **more: st.safe_open(path, "pt", **more).get_tensors()], ids=["load_file", "stream", "safe_open"])
+def test_lenient(tmp_path, call):
+    """What the format forbids and safetensors takes: here a field that nobody knows, and a shard's tensor that the index does not list."""
+    header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2],"more":1}}'
+    path, folder = tmp_path / "a.safetensors", tmp_path / "model"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"hi")
+    folder.mkdir()
+    index = checkpoints.write_shards(folder, [checkpoints.of(a=("U8", (2,)), b=("U8", (3,)))])
+    index.write_text(re.sub(r', "b": "[^"]*"', "", index.read_text()))
+    for file, names in (path, ["a"]), (folder, ["a", "b"]):
+        with pytest.raises(sidestream.InvalidArgument, match="lenient"):
+            call(file)
+        with pytest.raises(sidestream.InvalidArgument, match="lenient"):
+            call(file, lenient=False)
+        assert sorted(call(file, lenient=True)) == names
+    assert bytes(call(path, lenient=True)["a"]) == b"hi"
+
+
+def test_all_go_to_the_cpu_unless_told(file):
+    with st.stream(file) as tensors:
+        assert next(tensors)[1].device.type == "cpu"
+    assert st.load_file(file)["big"].device.type == "cpu" and st.safe_open(file).get_tensor("big").device.type == "cpu"
 
 
 def test_arguments_that_are_refused(file):

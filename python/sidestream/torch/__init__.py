@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .host import HostCopy, to_host
-    from .load import TensorStream, last_load, load_file, stream
+    from .load import FileMissing, TensorStream, last_load, load_file, stream
     from .load_into import load_model
     from .load_slices import Slice, safe_open
     from .overlap import overlap_transfer_and_compute
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Name: the module that has it.
 _WHERE = {
+    "FileMissing": "load",
     "HostCopy": "host",
     "Pinned": "pinning",
     "Prefetcher": "prefetcher",
@@ -43,8 +44,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "HostCopy", "Pinned", "Prefetcher", "Slice", "Stats", "TensorStream", "last_load", "load_file", "load_model", "overlap_transfer_and_compute",
-    "pin", "safe_open", "stream", "to_host", "used_on",
+    "FileMissing", "HostCopy", "Pinned", "Prefetcher", "Slice", "Stats", "TensorStream", "last_load", "load_file", "load_model",
+    "overlap_transfer_and_compute", "pin", "safe_open", "stream", "to_host", "used_on",
 ]
 
 

@@ -21,7 +21,7 @@ from .. import _native
 from ._common import open_device, refuse_capture
 from .target import raw_stream
 
-__all__ = ["TensorStream", "last_load", "load_file", "stream"]
+__all__ = ["FileMissing", "TensorStream", "last_load", "load_file", "stream"]
 
 Path = str | os.PathLike[str]
 Part = tuple[int, int, int, int]  # tensor, first byte, bytes (0: all), address (0: in an arena)
@@ -39,7 +39,18 @@ _last = threading.local()
 
 
 class FileMissing(_native.NotFound, FileNotFoundError):
-    """There is no such checkpoint."""
+    """There is no such checkpoint, or one of its files is not there. A sidestream.NotFound and a FileNotFoundError. filename: what was asked for;
+    str() says what is missing."""
+
+    def __init__(self, number: int, text: str, filename: str | bytes | None = None) -> None:
+        super().__init__(number, text)
+        self.errno, self.strerror, self.filename = number, text, filename
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+FileMissing.__module__ = "sidestream.torch"  # where it is found by name
 
 
 def last_load() -> dict[str, Any] | None:
@@ -97,12 +108,14 @@ class Where:
         return block, block.data_ptr(), block
 
 
-def open_checkpoint(path: Path) -> _native.Checkpoint:
-    """FileNotFoundError, which is a NotFound too; InvalidArgument for what is malformed."""
+def open_checkpoint(path: Path, lenient: bool) -> _native.Checkpoint:
+    """FileMissing; InvalidArgument for what is malformed."""
     try:
-        return _native.Checkpoint(path)
+        return _native.Checkpoint(path, lenient=lenient)
     except _native.NotFound as error:
-        raise FileMissing(errno.ENOENT, str(error)) from None
+        missing = FileMissing(errno.ENOENT, str(error), os.fspath(path))
+        vars(missing).update(vars(error))  # status, where, ...
+        raise missing from None
 
 
 def backend_name(what: str, backend: str) -> str:
@@ -177,22 +190,24 @@ def load_all(what: str, checkpoint: _native.Checkpoint, where: Where, backend: s
     return {name: tensor.to(where.device) for name, tensor in result.items()} if where.move else result
 
 
-def load_file(filename: Path, device: str | int | torch.device = "cpu", *, backend: str = "auto") -> dict[str, torch.Tensor]:
+def load_file(filename: Path, device: str | int | torch.device = "cpu", *, backend: str = "auto",
+              lenient: bool = False) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, by name: as safetensors.torch.load_file, but read and copied at once.
 
         weights = sidestream.torch.load_file("model.safetensors", device="cuda")
 
     filename: a safetensors file; the index file or the folder of a sharded model; a .npy or .raw file. Malformed files are refused, with the place.
     device: "cpu", "cuda", "cuda:1", 1, ...; "sim" is the software device, for tests: CPU tensors. backend: how files are read: "pread", "direct",
-    "uring"; "auto" chooses piece by piece.
+    "uring"; "auto" chooses piece by piece. lenient: takes what safetensors takes although its format forbids it: names that stand twice (the last
+    counts), unknown fields, metadata that is null, tensors in shards that the index does not list.
 
     Blocks until all is there, for every stream, and no file was changed meanwhile. The tensors of a file share one block of memory, which lives
     as long as any of them: clone() what you keep of much, and what torch.save is to write where the types differ, which it refuses in one block.
     Types that PyTorch does not have come as bytes.
 
-    Raises FileNotFoundError, sidestream.InvalidArgument (malformed), sidestream.IOFailed, torch.OutOfMemoryError. Ctrl-C ends it."""
+    Raises FileMissing (a FileNotFoundError), sidestream.InvalidArgument (malformed), sidestream.IOFailed, torch.OutOfMemoryError. Ctrl-C ends it."""
     where = Where("load_file", device)
-    checkpoint = open_checkpoint(filename)
+    checkpoint = open_checkpoint(filename, lenient)
     try:
         return load_all("load_file", checkpoint, where, backend)
     finally:
@@ -202,7 +217,8 @@ def load_file(filename: Path, device: str | int | torch.device = "cpu", *, backe
 class TensorStream:
     """What stream() returns: an iterator of (name, tensor)."""
 
-    def __init__(self, filename: Path, device: str | int | torch.device, order: Iterable[str] | None, backend: str) -> None:
+    def __init__(self, filename: Path, device: str | int | torch.device, order: Iterable[str] | None, backend: str,
+                 lenient: bool) -> None:
         backend = backend_name("stream", backend)
         self._where = Where("stream", device)
         self._at = 0
@@ -210,7 +226,7 @@ class TensorStream:
         self._raw = -1
         self._stream: _native.Stream | None = None
         self._count = 0
-        checkpoint = open_checkpoint(filename)
+        checkpoint = open_checkpoint(filename, lenient)
         try:
             parts = None if order is None else [(find(checkpoint, "stream", name), 0, 0, 0) for name in order]
             count = len(checkpoint) if parts is None else len(parts)
@@ -293,17 +309,18 @@ def find(checkpoint: _native.Checkpoint, what: str, name: str) -> int:
     return number
 
 
-def stream(filename: Path, device: str | int | torch.device = "cuda", *, order: Iterable[str] | None = None,
-           backend: str = "auto") -> TensorStream:
+def stream(filename: Path, device: str | int | torch.device = "cpu", *, order: Iterable[str] | None = None, backend: str = "auto",
+           lenient: bool = False) -> TensorStream:
     """Iterates over (name, tensor) while the rest is still on its way: the first layers can work before the last are read.
 
-        for name, tensor in sidestream.torch.stream("model/", order=names_by_layer): ...
+        for name, tensor in sidestream.torch.stream("model/", device="cuda", order=names_by_layer): ...
 
     Each tensor is ready on the stream that is current when it is handed out: work that is queued there comes after its copy, and the host does not
-    wait for it. order: the names that are wanted, in their order; None: all, as they lie in the files. filename, device, backend: as in load_file.
+    wait for it. order: the names that are wanted, in their order; None: all, as they lie in the files. filename, device, backend, lenient: as in
+    load_file.
 
     The end of the iteration says that no file was changed meanwhile; until then a tensor may be of a file that somebody writes to. close(), or the
     end of a `with`, ends the load early.
 
     Raises what load_file does, and KeyError for a name in `order` that is not there."""
-    return TensorStream(filename, device, order, backend)
+    return TensorStream(filename, device, order, backend, lenient)

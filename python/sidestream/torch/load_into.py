@@ -90,7 +90,7 @@ def load_model(model: torch.nn.Module, filename: Path, strict: bool = True, devi
     filename, backend: as in load_file. device: not used; parameters stay where they are. Modules' own _load_from_state_dict and hooks are not called.
     RuntimeError where a shape differs or a parameter is on the meta device. An error after that leaves parameters partly filled: load again."""
     backend = backend_name("load_model", backend)
-    checkpoint = open_checkpoint(filename)
+    checkpoint = open_checkpoint(filename, lenient=False)
     lanes: list[_Lane] = []
     try:
         plan = _Plan(model, checkpoint)

@@ -26,16 +26,17 @@ class safe_open:
             for name in file.keys():
                 tensor = file.get_tensor(name)
 
-    filename: as in load_file; a sharded model is one checkpoint. framework: "pt". device, backend: as in load_file. Each call blocks until its
-    tensor is there. Where all are wanted, get_tensors() is much quicker than one after the other. Raises what load_file does; get_tensor and
+    filename: as in load_file; a sharded model is one checkpoint. framework: "pt". device, backend, lenient: as in load_file. Each call blocks until
+    its tensor is there. Where all are wanted, get_tensors() is much quicker than one after the other. Raises what load_file does; get_tensor and
     get_slice raise KeyError for a name that is not there. A file that was changed since it was opened is refused."""
 
-    def __init__(self, filename: Path, framework: str = "pt", device: str | int | torch.device = "cpu", *, backend: str = "auto") -> None:
+    def __init__(self, filename: Path, framework: str = "pt", device: str | int | torch.device = "cpu", *, backend: str = "auto",
+                 lenient: bool = False) -> None:
         if framework not in _FRAMEWORKS:
             raise ValueError(f"safe_open: framework is {framework!r}; this one makes tensors of PyTorch's: 'pt'")
         self._backend = backend_name("safe_open", backend)
         self._where = Where("safe_open", device)
-        self._checkpoint = open_checkpoint(filename)
+        self._checkpoint = open_checkpoint(filename, lenient)
 
     def keys(self) -> list[str]:
         """The tensors' names, sorted."""
