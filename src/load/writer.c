@@ -51,6 +51,12 @@ static side_status final_name(side_writer *w, const char *path)
 
 /* ---------------------------------------------------------------- the file beside */
 
+/* Where it replaces one, nobody else may look at it before it has that one's mode. */
+static mode_t first_mode(const side_writer *w)
+{
+    return w->mode != 0 ? 0600 : 0666;
+}
+
 static side_status open_new(side_writer *w)
 {
     static atomic_uint made;
@@ -59,7 +65,7 @@ static side_status open_new(side_writer *w)
         const uint64_t number = os_now_ns() * 1000 + atomic_fetch_add(&made, 1);
         snprintf(w->beside, sizeof(w->beside), "%s.%08x-part", w->final,
                  (unsigned)(number ^ number >> 32) ^ (unsigned)getpid());
-        w->fd = open(w->beside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0666);
+        w->fd = open(w->beside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, first_mode(w));
         if (w->fd >= 0 || errno != EEXIST)
             break;
     }
@@ -73,7 +79,7 @@ static side_status open_part(side_writer *w)
 
     snprintf(w->beside, sizeof(w->beside), "%s.part", w->final);
     for (;;) {
-        w->fd = open(w->beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+        w->fd = open(w->beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, first_mode(w));
         if (w->fd < 0 || fstat(w->fd, &ours) != 0)
             return error_set_errno(SIDE_IO, where, errno, "cannot write %s", ck_shown(w->beside));
         if (!S_ISREG(ours.st_mode))

@@ -225,6 +225,44 @@ T_TEST(refusals)
     assert_int_equal(files_there(), 0);
 }
 
+static mode_t seen; /* rights of whatever is written to */
+
+static ssize_t looking_pwrite(int fd, const void *data, size_t bytes, off_t offset)
+{
+    struct stat there;
+
+    assert_int_equal(fstat(fd, &there), 0);
+    seen |= there.st_mode & 07777;
+    return pwrite(fd, data, bytes, offset);
+}
+
+/* Nobody may read of the new file who could not read the old one. */
+T_TEST(replaces_a_private_one)
+{
+    const side_tensor t = make("a", SIDE_DTYPE_U8, 0, NULL);
+    side_writer_options o = SIDE_WRITER_OPTIONS_INIT;
+    const char *path = in_folder("m.safetensors");
+    struct stat there;
+    side_writer *w;
+
+    umask(0);
+    write_bytes(path, "old", 3);
+    assert_int_equal(chmod(path, 0600), 0);
+    for (int i = 0; i < 2; i++) {
+        o.flags = i == 0 ? 0 : SIDE_WRITER_RESUME;
+        seen = 0;
+        os_test_pwrite = looking_pwrite;
+        T_OK(side_writer_create(path, &t, 1, &o, &w));
+        T_OK(side_writer_write(w, 0, 0, "x", 1));
+        T_OK(side_writer_finish(w));
+        side_writer_destroy(w);
+        os_test_pwrite = NULL;
+        assert_int_equal(seen, 0600);
+        assert_int_equal(stat(path, &there), 0);
+        assert_int_equal(there.st_mode & 07777, 0600);
+    }
+}
+
 /* An old file stays until the new one is whole; its mode and the link to it stay. */
 T_TEST(replaces)
 {
@@ -353,4 +391,5 @@ T_TEST(writes_that_fail)
     os_test_pwrite = NULL;
 }
 
-T_MAIN(T(layout), T(nothing), T(round_trip), T(refusals), T(replaces), T(resumes), T(no_memory), T(writes_that_fail))
+T_MAIN(T(layout), T(nothing), T(round_trip), T(refusals), T(replaces), T(replaces_a_private_one), T(resumes),
+       T(no_memory), T(writes_that_fail))
