@@ -38,7 +38,8 @@ typedef struct side_cast side_cast;
 typedef bool side_cast_select_fn(void *user, const side_tensor *tensor);
 
 #define SIDE_CAST_REPLACE 1u /* an output file that is there is replaced, once the new one is whole */
-#define SIDE_CAST_RESTART 2u /* an unfinished output is taken away first, whatever it is of */
+#define SIDE_CAST_RESTART \
+    2u /* an unfinished output is taken away first, whichever cast's it is; refused where anything else lies in it */
 
 typedef struct side_cast_options {
     size_t size;
@@ -62,9 +63,11 @@ typedef struct side_cast_options {
 
 /* in: a safetensors file, an index file of shards, or a folder, as side_checkpoint_open takes them. out: a file for a file, else a folder, in which shards
  * and index keep their names; the index has the new total_size. Nothing else is copied from a folder.
- * Reads the headers, lays out, opens `out`.cast-part and `out`.cast-journal, and goes on with them if they are there.
- * SIDE_INVALID: an option; no safetensors; out is an input. SIDE_STATE: out exists (a file: SIDE_CAST_REPLACE; a folder must be empty); what is
- * unfinished there is of other inputs or options (the message says which; SIDE_CAST_RESTART), or another process is at it. SIDE_NOT_FOUND, SIDE_IO: input or
+ * Reads the headers, lays out, opens `out`.cast-part and `out`.cast-journal (of a folder that is there: .cast-part and .cast-journal in it), and goes on with
+ * them if they are there. They are the user's alone; what appears as `out` has the input's permission bits, less the umask.
+ * SIDE_INVALID: an option; no safetensors; out is an input, a link to nothing, or a file that is a mount point. SIDE_STATE: out exists (a file:
+ * SIDE_CAST_REPLACE; a folder must be empty); what is unfinished there is of other inputs or options (the message says which; SIDE_CAST_RESTART), or is nobody's
+ * that is known; or another process is at it. SIDE_NOT_FOUND, SIDE_IO: input or
  * output cannot be opened, or there is less space than the output takes. */
 SIDE_API side_status side_cast_create(const char *in, const char *out, const side_cast_options *options,
                                       side_cast **cast);
@@ -85,7 +88,7 @@ typedef struct side_cast_stats {
     char bottleneck[16]; /* "reading", "device", "writing"; "" where nothing moved */
 } side_cast_stats;
 
-/* Moves everything, syncs, renames to `out`. Blocks. Once; stats may be NULL, and are set also on failure.
+/* Moves everything, syncs, renames to `out`: at once; in a folder that was there one file after another, its index last. Blocks. Once; stats may be NULL, and are set also on failure.
  * On failure, and on SIDE_CANCELLED, what is done stays in `out`.cast-part for the next time, unless nothing is. SIDE_IO: reading or writing failed, or an
  * input was changed meanwhile. SIDE_STUCK: the device did not finish; memory is kept. */
 SIDE_API side_status side_cast_run(side_cast *cast, side_device *device, side_cast_stats *stats);

@@ -5,7 +5,10 @@
 #include "error.h"
 #include "os.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char where[] = "side_cast_create";
@@ -39,15 +42,32 @@ static side_status check_options(side_cast_options *o)
     return SIDE_OK;
 }
 
+/* What the name says it is, or its first bytes. */
+static bool is_npy(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    char head[6];
+    const bool npy = fd >= 0 && read(fd, head, sizeof(head)) == sizeof(head) && memcmp(head, "\x93NUMPY", 6) == 0;
+
+    if (fd >= 0)
+        close(fd);
+    return npy;
+}
+
 static side_status open_input(side_cast *cast, const char *in)
 {
     side_checkpoint_options o = SIDE_CHECKPOINT_OPTIONS_INIT;
+    side_status s;
 
     o.flags = cast->options.open;
     o.format = SIDE_FORMAT_AUTO;
     if (ck_ends(in, ".npy") || ck_ends(in, ".raw")) /* by their names no safetensors; a folder may have any name */
         o.format = SIDE_FORMAT_SAFETENSORS;
-    return side_checkpoint_open(in, &o, &cast->checkpoint);
+    s = side_checkpoint_open(in, &o, &cast->checkpoint);
+    if (s == SIDE_INVALID && is_npy(in))
+        return error_set(SIDE_INVALID, where, "%s is a .npy file; cast takes safetensors files and folders of them",
+                         ck_shown(in));
+    return s;
 }
 
 static void fill_stats(side_cast *cast)
@@ -131,18 +151,47 @@ side_status side_cast_create(const char *in, const char *out, const side_cast_op
 
 /* ---------------------------------------------------------------- run */
 
+/* In a cast's words: side_checkpoint_check and the reader say to load again. */
+static side_status check_inputs(const side_cast *cast)
+{
+    static const char call[] = "side_cast_run";
+    static const char fix[] = "what is done is of the old one; once it stays as it is, begin anew (--restart)";
+
+    for (size_t i = 0; i < cast->checkpoint->file_count; i++) {
+        const struct ck_file *file = &cast->checkpoint->files[i];
+        struct stat now;
+        if (fstat(file->fd, &now) != 0)
+            return error_set_errno(SIDE_IO, call, errno, "cannot look at %s", ck_shown(file->path));
+        if ((uint64_t)now.st_size != file->bytes)
+            return error_set(SIDE_IO, call, "%s was changed while it was cast, from %llu bytes to %llu: %s",
+                             ck_shown(file->path), (unsigned long long)file->bytes, (unsigned long long)now.st_size,
+                             fix);
+        if ((uint64_t)now.st_mtim.tv_sec * 1000000000u + (uint64_t)now.st_mtim.tv_nsec != file->mtime_ns)
+            return error_set(SIDE_IO, call, "%s was changed while it was cast, by its time of change: %s",
+                             ck_shown(file->path), fix);
+    }
+    return SIDE_OK;
+}
+
 static side_status run_all(side_cast *cast, side_device *device)
 {
     side_status s = SIDE_OK;
+    side_error kept;
 
     if (!cast->finished && !atomic_load(&cast->cancelled))
         s = cast_move(cast, device);
     if (s == SIDE_OK && atomic_load(&cast->cancelled))
         s = error_set(SIDE_CANCELLED, "side_cast_run", "cancelled");
+    if (s == SIDE_IO) { /* a file that was cut short is one that was changed */
+        error_copy(&kept);
+        if (check_inputs(cast) == SIDE_OK)
+            return error_restore(&kept);
+        return SIDE_IO;
+    }
     if (s == SIDE_OK)
-        s = side_checkpoint_check(cast->checkpoint);
+        s = check_inputs(cast);
     if (s == SIDE_OK && !cast->finished)
-        s = cast_files_commit(cast);
+        s = cast_commit(cast);
     if (s != SIDE_OK)
         return s;
     cast->finished = true;
@@ -188,15 +237,20 @@ void side_cast_cancel(side_cast *cast)
 
 void side_cast_destroy(side_cast *cast)
 {
+    struct stat there;
     bool any = false;
 
     if (cast == NULL || cast->stuck || os_fork_check(cast->fork_generation, "side_cast_destroy") != SIDE_OK)
         return;
     for (size_t i = 0; cast->synced != NULL && i < cast->plan.piece_count; i++)
         any |= cast->synced[i] != 0;
+    for (size_t i = 0; cast->plan.files != NULL && i < cast->plan.file_count; i++)
+        any |= cast->plan.files[i].moved;
     if (cast->ours && !cast->finished && !any) {
-        cast_files_remove(cast);
+        cast_part_clear(cast);
         unlink(cast->journal);
+    } else if (!cast->ours && cast->journal_fd >= 0 && fstat(cast->journal_fd, &there) == 0 && there.st_size == 0) {
+        unlink(cast->journal); /* it was made for the lock */
     }
     cast_files_close(cast);
     if (cast->journal_fd >= 0)

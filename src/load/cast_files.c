@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The unfinished output beside its name, and its renaming. A file is OUT.cast-part, a folder of shards is the folder OUT.cast-part; so one rename makes all of it
- * appear at once. */
+ * The unfinished output: its files, and its index. Until it is whole it is the user's alone, whatever the input's rights are. */
 #include "cast_private.h"
 
 #include "alloc.h"
@@ -10,92 +9,15 @@
 #include "json.h"
 #include "os.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 static const char where[] = "side_cast_create";
-
-/* ---------------------------------------------------------------- what is there */
-
-static bool is_empty(const char *folder)
-{
-    DIR *dir = opendir(folder);
-    const struct dirent *entry;
-    bool empty = dir != NULL;
-
-    while (empty && (entry = readdir(dir)) != NULL)
-        empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
-    if (dir != NULL)
-        closedir(dir);
-    return empty;
-}
-
-static side_status is_no_input(const side_cast *cast, const struct stat *there)
-{
-    side_checkpoint_file_info info;
-
-    for (size_t i = 0; i < side_checkpoint_files(cast->checkpoint); i++)
-        if (side_checkpoint_file(cast->checkpoint, i, &info) == SIDE_OK && info.device == there->st_dev &&
-            info.inode == there->st_ino)
-            return error_set(SIDE_INVALID, where, "output %s is the input itself; give it another name",
-                             ck_shown(cast->out));
-    return SIDE_OK;
-}
-
-static side_status look_at_output(side_cast *cast, const char *in)
-{
-    struct stat there, from;
-
-    if (stat(cast->out, &there) != 0)
-        return SIDE_OK;
-    if (stat(in, &from) == 0 && from.st_dev == there.st_dev && from.st_ino == there.st_ino)
-        return error_set(SIDE_INVALID, where, "output %s is the input itself; give it another name",
-                         ck_shown(cast->out));
-    if (S_ISDIR(there.st_mode) != 0 && !cast->folder)
-        return error_set(SIDE_INVALID, where, "output %s is a folder, and the input one file; name a file in it",
-                         ck_shown(cast->out));
-    if (S_ISREG(there.st_mode) != 0 && cast->folder)
-        return error_set(SIDE_INVALID, where, "output %s is a file, and the input a folder of shards; name a folder",
-                         ck_shown(cast->out));
-    if (!S_ISDIR(there.st_mode) && !S_ISREG(there.st_mode))
-        return error_set(SIDE_INVALID, where, "output %s is no regular file", ck_shown(cast->out));
-    cast->there = true;
-    cast->in_the_way = cast->folder ? !is_empty(cast->out) : (cast->options.flags & SIDE_CAST_REPLACE) == 0;
-    cast->mode = cast->folder ? 0 : there.st_mode & 07777;
-    return is_no_input(cast, &there);
-}
-
-side_status cast_paths(side_cast *cast, const char *in, const char *out)
-{
-    size_t bytes = strlen(out);
-    struct stat there;
-    side_status s;
-
-    while (bytes > 1 && out[bytes - 1] == '/')
-        bytes--;
-    if (bytes >= PATH_MAX)
-        return error_set(SIDE_INVALID, where, "output: the path has %zu bytes; %d are possible", bytes, PATH_MAX - 1);
-    memcpy(cast->out, out, bytes);
-    cast->folder = cast->checkpoint->index != NULL || (stat(in, &there) == 0 && S_ISDIR(there.st_mode));
-    if (stat(cast->out, &there) == 0) {
-        char final[PATH_MAX];
-        if (realpath(cast->out, final) == NULL)
-            return error_set_errno(SIDE_IO, where, errno, "output %s cannot be followed", ck_shown(cast->out));
-        strcpy(cast->out, final);
-    }
-    s = look_at_output(cast, in);
-    snprintf(cast->part, sizeof(cast->part), "%s.cast-part", cast->out);
-    snprintf(cast->journal, sizeof(cast->journal), "%s.cast-journal", cast->out);
-    return s;
-}
 
 const char *cast_file_name(const side_cast *cast, size_t file)
 {
@@ -174,6 +96,11 @@ side_status cast_index(side_cast *cast)
         s = ck_read_text(&file, 0, (size_t)file.bytes, 0);
     if (s == SIDE_OK)
         s = make_index(cast, &file);
+    if (s == SIDE_OK) {
+        const char *slash = strrchr(file.path, '/');
+        cast->index_name = slash != NULL ? slash + 1 : file.path;
+        cast->index_rights = cast_rights_of(file.fd, 0);
+    }
     if (file.fd >= 0)
         close(file.fd);
     mem_free(file.text);
@@ -182,34 +109,42 @@ side_status cast_index(side_cast *cast)
 
 /* ---------------------------------------------------------------- files */
 
-bool cast_part_exists(const side_cast *cast)
+side_status cast_path(const side_cast *cast, const char *folder, const char *name, char path[CAST_PATH])
+{
+    const int n = cast->folder ? snprintf(path, CAST_PATH, "%s/%s", folder, name)
+                               : snprintf(path, CAST_PATH, "%s", folder);
+
+    return n > 0 && (size_t)n < CAST_PATH ? SIDE_OK : error_set(SIDE_INVALID, where, "a path too long: %.100s", name);
+}
+
+/* A folder of what is unfinished, for nobody else's eyes. What is no folder, such as a link to one, is somebody else's. */
+static side_status make_folder(const char *path)
 {
     struct stat there;
 
-    return lstat(cast->part, &there) == 0;
-}
-
-/* Of a name in the unfinished output. */
-static side_status part_path(const side_cast *cast, const char *name, char path[CAST_PATH])
-{
-    const int n = cast->folder ? snprintf(path, CAST_PATH, "%s/%s", cast->part, name)
-                               : snprintf(path, CAST_PATH, "%s", cast->part);
-
-    return n > 0 && (size_t)n < CAST_PATH ? SIDE_OK : error_set(SIDE_INVALID, where, "a path too long: %.100s", name);
+    if (mkdir(path, 0700) == 0)
+        return SIDE_OK;
+    if (errno != EEXIST || lstat(path, &there) != 0)
+        return error_set_errno(SIDE_IO, where, errno, "cannot make the folder %s", ck_shown(path));
+    if (!S_ISDIR(there.st_mode))
+        return error_set(SIDE_STATE, where, "%s is there and no folder; move it away", ck_shown(path));
+    if ((there.st_mode & 0777) != 0700)
+        (void)chmod(path, (there.st_mode & 07000) | 0700);
+    return SIDE_OK;
 }
 
 /* The folders that a shard's name goes through. */
 static side_status make_folders(const side_cast *cast, char path[CAST_PATH])
 {
-    for (char *slash = path + strlen(cast->part); cast->folder && slash != NULL; slash = strchr(slash + 1, '/')) {
-        int r;
+    side_status s = SIDE_OK;
+
+    for (char *slash = path + strlen(cast->part); cast->folder && s == SIDE_OK && slash != NULL;
+         slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        r = mkdir(path, 0777);
-        if (r != 0 && errno != EEXIST)
-            return error_set_errno(SIDE_IO, where, errno, "cannot make the folder %s", ck_shown(path));
+        s = make_folder(path);
         *slash = '/';
     }
-    return SIDE_OK;
+    return s;
 }
 
 static side_status write_failed(const char *path)
@@ -220,18 +155,29 @@ static side_status write_failed(const char *path)
     return error_set_errno(SIDE_IO, where, e.os_errno, "cannot write %s", ck_shown(path));
 }
 
+/* Written by the user alone until it is whole. One that had its rights already, when it was stopped, may be one that nobody may write to. */
+static int open_own(const char *path)
+{
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW;
+    int fd = open(path, flags, 0600);
+
+    if (fd < 0 && errno == EACCES && fchmodat(AT_FDCWD, path, 0600, AT_SYMLINK_NOFOLLOW) == 0)
+        fd = open(path, flags, 0600);
+    return fd;
+}
+
 static side_status open_file(side_cast *cast, struct cast_file *file, uint64_t *taken)
 {
     char path[CAST_PATH];
     struct stat there;
     size_t done = 0;
-    side_status s = part_path(cast, file->name, path);
+    side_status s = cast_path(cast, cast->part, file->name, path);
 
     if (s == SIDE_OK)
         s = make_folders(cast, path);
     if (s != SIDE_OK)
         return s;
-    file->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0666);
+    file->fd = open_own(path);
     if (file->fd < 0 || fstat(file->fd, &there) != 0)
         return error_set_errno(SIDE_IO, where, errno,
                                errno == EMFILE ? "cannot write %s; raise the limit of open files (ulimit -n)"
@@ -239,6 +185,8 @@ static side_status open_file(side_cast *cast, struct cast_file *file, uint64_t *
                                ck_shown(path));
     if (!S_ISREG(there.st_mode))
         return error_set(SIDE_INVALID, where, "%s is no regular file", ck_shown(path));
+    if ((there.st_mode & 07777) != 0600)
+        (void)fchmod(file->fd, 0600);
     file->memory = io_in_memory(file->fd);
     file->fresh = (uint64_t)there.st_size != file->bytes;
     *taken += file->fresh ? 0 : (uint64_t)there.st_blocks * 512;
@@ -247,8 +195,6 @@ static side_status open_file(side_cast *cast, struct cast_file *file, uint64_t *
                                (unsigned long long)file->bytes);
     if (file->layout.header != NULL)
         s = os_pwrite_all(file->fd, file->layout.header, file->layout.header_bytes, 0, &done);
-    if (s == SIDE_OK && cast->mode != 0)
-        (void)fchmod(file->fd, cast->mode);
     return s == SIDE_OK ? s : write_failed(path);
 }
 
@@ -258,24 +204,36 @@ static side_status check_space(const side_cast *cast, uint64_t taken)
     uint64_t bytes = cast->index_bytes;
     struct statvfs fs;
 
-    for (size_t i = 0; i < cast->plan.file_count; i++)
-        bytes += cast->plan.files[i].bytes;
+    int fd = -1;
+
+    for (size_t i = 0; i < cast->plan.file_count; i++) {
+        const struct cast_file *file = &cast->plan.files[i];
+        bytes += file->moved ? 0 : file->bytes;
+        fd = file->fd >= 0 ? file->fd : fd;
+    }
     bytes = bytes > taken ? bytes - taken : 0;
-    if (cast->plan.file_count == 0 || fstatvfs(cast->plan.files[0].fd, &fs) != 0 || fs.f_blocks == 0 ||
-        (uint64_t)fs.f_bavail >= bytes / fs.f_frsize)
+    if (fd < 0 || fstatvfs(fd, &fs) != 0 || fs.f_blocks == 0 || (uint64_t)fs.f_bavail >= bytes / fs.f_frsize)
         return SIDE_OK;
     return error_set_errno(SIDE_IO, where, ENOSPC, "%s takes %llu bytes more, and %llu are free there",
                            ck_shown(cast->out), (unsigned long long)bytes,
                            (unsigned long long)fs.f_bavail * fs.f_frsize);
 }
 
-static side_status in_the_way(const side_cast *cast)
+/* Names of ours in a folder that is there, which another put there. */
+static side_status check_names(const side_cast *cast)
 {
-    if (cast->folder)
-        return error_set(SIDE_STATE, where, "output %s is there and not empty; name a new folder, or empty it",
-                         ck_shown(cast->out));
-    return error_set(SIDE_STATE, where, "output %s is there; name another file, or ask that it be replaced (--force)",
-                     ck_shown(cast->out));
+    char path[CAST_PATH];
+
+    for (size_t i = 0; i <= cast->plan.file_count; i++) {
+        const bool index = i == cast->plan.file_count;
+        const char *name = index ? cast->index_name : cast->plan.files[i].name;
+        if (name == NULL || (index ? cast->index_moved : cast->plan.files[i].moved))
+            continue;
+        const side_status s = cast_path(cast, cast->out, name, path);
+        if (s != SIDE_OK || cast_exists(path))
+            return s != SIDE_OK ? s : cast_in_the_way(cast, name);
+    }
+    return SIDE_OK;
 }
 
 side_status cast_files_open(side_cast *cast)
@@ -284,14 +242,20 @@ side_status cast_files_open(side_cast *cast)
     uint64_t taken = 0;
     bool fresh = false;
 
+    for (size_t i = 0; i < cast->plan.file_count; i++)
+        cast->plan.files[i].rights = cast_rights_of(cast->checkpoint->files[i].fd, cast->mode);
     if (cast->finished)
         return SIDE_OK;
     if (cast->in_the_way)
-        return in_the_way(cast);
-    if (cast->folder && mkdir(cast->part, 0777) != 0 && errno != EEXIST)
-        return error_set_errno(SIDE_IO, where, errno, "cannot make the folder %s", ck_shown(cast->part));
+        return cast_in_the_way(cast, cast->other);
+    if (cast->fill)
+        s = check_names(cast);
+    if (s == SIDE_OK && cast->folder)
+        s = make_folder(cast->part);
     for (size_t i = 0; s == SIDE_OK && i < cast->plan.file_count; i++) {
         struct cast_file *file = &cast->plan.files[i];
+        if (file->moved)
+            continue;
         s = open_file(cast, file, &taken);
         for (size_t k = file->first; s == SIDE_OK && file->fresh && k < file->first + file->count; k++) {
             fresh |= cast->synced[k] != 0;
@@ -310,85 +274,4 @@ void cast_files_close(side_cast *cast)
             close(cast->plan.files[i].fd);
         cast->plan.files[i].fd = -1;
     }
-}
-
-static int remove_one(const char *path, const struct stat *there, int kind, struct FTW *at)
-{
-    (void)there;
-    (void)kind;
-    (void)at;
-    return remove(path);
-}
-
-void cast_files_remove(side_cast *cast)
-{
-    cast_files_close(cast);
-    (void)nftw(cast->part, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
-}
-
-/* ---------------------------------------------------------------- the end */
-
-/* A rename is on the disk once the folder is. Best effort: not all file systems sync folders. */
-static void sync_folder(const char *folder)
-{
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    if (fd >= 0) {
-        (void)fsync(fd);
-        close(fd);
-    }
-}
-
-static void sync_parent(const char *path)
-{
-    char folder[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    const size_t n = slash == NULL || slash == path ? 1 : (size_t)(slash - path);
-
-    memcpy(folder, slash != NULL ? path : ".", n);
-    folder[n] = '\0';
-    sync_folder(folder);
-}
-
-static side_status write_index(const side_cast *cast)
-{
-    char path[CAST_PATH];
-    const char *slash = strrchr(cast->checkpoint->index, '/');
-    side_status s = part_path(cast, slash != NULL ? slash + 1 : cast->checkpoint->index, path);
-    size_t done = 0;
-    int fd;
-
-    if (s != SIDE_OK)
-        return s;
-    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0)
-        return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot write %s", ck_shown(path));
-    s = os_pwrite_all(fd, cast->index, cast->index_bytes, 0, &done);
-    if (s == SIDE_OK && fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP)
-        s = error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(path));
-    else if (s != SIDE_OK)
-        s = write_failed(path);
-    close(fd);
-    return s;
-}
-
-side_status cast_files_commit(side_cast *cast)
-{
-    static const char call[] = "side_cast_run";
-    side_status s = SIDE_OK;
-
-    for (size_t i = 0; i < cast->plan.file_count; i++)
-        if (fsync(cast->plan.files[i].fd) != 0 && errno != EINVAL && errno != ENOTSUP)
-            return error_set_errno(SIDE_IO, call, errno, "cannot sync %s", ck_shown(cast->part));
-    if (cast->index != NULL)
-        s = write_index(cast);
-    if (s != SIDE_OK)
-        return s;
-    if (cast->folder)
-        sync_folder(cast->part);
-    if (rename(cast->part, cast->out) != 0)
-        return error_set_errno(SIDE_IO, call, errno, "cannot rename %s to %s", ck_shown(cast->part), "its name");
-    sync_parent(cast->out);
-    cast_files_close(cast);
-    return SIDE_OK;
 }

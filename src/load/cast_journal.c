@@ -2,11 +2,11 @@
  *
  * The journal of an unfinished output: text, a line each
  *
- *     sidestream cast journal 1
+ *     sidestream cast journal 2
  *     to BF16                                  options that shape the pieces
  *     piece 8388608
  *     tensors HASH                             what becomes of each
- *     index BYTES HASH                         of the index file
+ *     index BYTES HASH NAME                    of the index file
  *     file BYTES MTIME HASH NAME               of each input, and of its header
  *     begin HASH                               of all lines above
  *     done FIRST END HASH                      pieces whose bytes are synced; of this line and `begin`
@@ -28,7 +28,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINE = 96, MOST = 1 << 30 };
+enum { LINE = 96, MOST = 1 << 30, WHY = 200 };
 
 static const char where[] = "side_cast_create";
 
@@ -75,15 +75,17 @@ static side_status make_identity(side_cast *cast)
     side_status s = SIDE_OK;
     char *text;
 
+    room += cast->index_name != NULL ? strlen(cast->index_name) : 0;
     for (size_t i = 0; i < ck->file_count; i++)
         room += strlen(cast->plan.files[i].name) + LINE;
     text = cast->identity = mem_zalloc(1, room);
     if (text == NULL)
         return SIDE_NO_MEMORY;
-    put(&text, &bytes, &room, "sidestream cast journal 1\nto %s\npiece %zu\ntensors %016llx\n",
+    put(&text, &bytes, &room, "sidestream cast journal 2\nto %s\npiece %zu\ntensors %016llx\n",
         side_dtype_name(cast->options.to), cast->options.piece_bytes, (unsigned long long)cast->plan.choice);
     if (ck->index != NULL)
-        put(&text, &bytes, &room, "index %zu %016llx\n", cast->index_bytes, (unsigned long long)cast->index_hash);
+        put(&text, &bytes, &room, "index %zu %016llx %s\n", cast->index_bytes, (unsigned long long)cast->index_hash,
+            cast->index_name);
     for (size_t i = 0; s == SIDE_OK && i < ck->file_count; i++) {
         const struct ck_file *file = &ck->files[i];
         uint64_t hash = 0;
@@ -99,34 +101,57 @@ static side_status make_identity(side_cast *cast)
 
 /* ---------------------------------------------------------------- reading */
 
+/* Of two lines "file BYTES MTIME HASH NAME": which file, and how it differs. */
+static void say_file(char why[WHY], const char *was, const char *is)
+{
+    unsigned long long bytes[2], time[2], hash[2];
+    int at[2] = {0, 0};
+
+    if (sscanf(was, "file %llu %llu %llx %n", &bytes[0], &time[0], &hash[0], &at[0]) != 3 || at[0] == 0 ||
+        sscanf(is, "file %llu %llu %llx %n", &bytes[1], &time[1], &hash[1], &at[1]) != 3 || at[1] == 0)
+        snprintf(why, WHY, "from another input");
+    else if (strcmp(was + at[0], is + at[1]) != 0)
+        snprintf(why, WHY, "from another input, with a file %.60s and not %.60s", was + at[0], is + at[1]);
+    else if (bytes[0] != bytes[1])
+        snprintf(why, WHY, "when %.80s had %llu bytes, not %llu", is + at[1], bytes[0], bytes[1]);
+    else
+        snprintf(why, WHY, "before %.80s was changed: %s", is + at[1],
+                 hash[0] != hash[1] ? "its header is another" : "its time of change is another");
+}
+
 /* Why a journal that was begun is not ours, by the first line that differs. */
 static side_status of_another(const side_cast *cast, const char *text)
 {
     const char *theirs = text, *ours = cast->identity;
-    char was[64], why[160];
-    size_t n;
+    char was[LINE + NAME_MAX], is[LINE + NAME_MAX], why[WHY];
+    bool others = false;
 
     for (;;) {
         const char *end = strchr(theirs, '\n'), *own = strchr(ours, '\n');
-        if (end == NULL || own == NULL || end - theirs != own - ours ||
-            memcmp(theirs, ours, (size_t)(end - theirs)) != 0)
+        const bool same = end != NULL && own != NULL && end - theirs == own - ours &&
+                          memcmp(theirs, ours, (size_t)(end - theirs)) == 0;
+        const bool both = strncmp(theirs, "tensors ", 8) == 0 && strncmp(ours, "tensors ", 8) == 0;
+        if (!same && !both)
             break;
+        others |= !same; /* by a file that was changed, if there is one */
         theirs = end + 1;
         ours = own + 1;
     }
-    n = strcspn(theirs, "\n");
-    snprintf(was, sizeof(was), "%.*s", (int)(n < sizeof(was) - 1 ? n : sizeof(was) - 1), theirs);
+    snprintf(was, sizeof(was), "%.*s", (int)strcspn(theirs, "\n"), theirs);
+    snprintf(is, sizeof(is), "%.*s", (int)strcspn(ours, "\n"), ours);
     if (strncmp(was, "to ", 3) == 0)
         snprintf(why, sizeof(why), "to %.20s, not %s", was + 3, side_dtype_name(cast->options.to));
     else if (strncmp(was, "piece ", 6) == 0)
         snprintf(why, sizeof(why), "in pieces of %.20s bytes, not %zu", was + 6, cast->options.piece_bytes);
-    else if (strncmp(was, "tensors ", 8) == 0)
+    else if (others && strncmp(is, "begin ", 6) == 0)
         snprintf(why, sizeof(why), "with other tensors selected");
     else if (strncmp(was, "sidestream ", 11) == 0)
         snprintf(why, sizeof(why), "by another version");
+    else if (strncmp(was, "index ", 6) == 0 && strncmp(is, "index ", 6) == 0)
+        snprintf(why, sizeof(why), "from another index file, or %.80s was changed since", cast->index_name);
     else
-        snprintf(why, sizeof(why), "from another input, or it was changed since");
-    return error_set(SIDE_STATE, where, "%s was begun %s: go on with it as it was begun, or begin anew (--restart)",
+        say_file(why, was, is);
+    return error_set(SIDE_STATE, where, "%s was begun %s: go on as it was begun, or begin anew (--restart)",
                      ck_shown(cast->part), why);
 }
 
@@ -192,37 +217,69 @@ side_status cast_journal_begin(side_cast *cast)
     return cast_journal_note(cast, cast->done);
 }
 
-static side_status read_journal(side_cast *cast, size_t bytes)
+/* Never begun: empty, cut off within its lines before that, or lost with the power. Anything else of that name is no journal. */
+static bool was_cut_off(const char *text, size_t bytes)
 {
-    char *text = mem_zalloc(1, bytes + 1);
-    size_t done = 0, left = 0;
-    side_status s;
+    static const char first[] = "sidestream cast journal ";
+    const size_t n = sizeof(first) - 1;
+    size_t zeros = 0;
 
-    if (text == NULL)
+    while (zeros < bytes && text[zeros] == '\0')
+        zeros++;
+    return zeros == bytes || memcmp(text, first, bytes < n ? bytes : n) == 0;
+}
+
+static side_status read_journal(side_cast *cast, size_t bytes, char **text)
+{
+    size_t done = 0;
+
+    *text = mem_zalloc(1, bytes + 1);
+    if (*text == NULL)
         return SIDE_NO_MEMORY;
-    s = os_pread_all(cast->journal_fd, text, bytes, 0, &done);
-    if (s != SIDE_OK)
-        s = error_set_errno(SIDE_IO, where, side_last_error()->os_errno, "cannot read %s", ck_shown(cast->journal));
-    else if (!was_begun(text)) {
-        s = cast_part_exists(cast)
-                ? error_set(SIDE_STATE, where, "%s is there without a journal; take it away, or begin anew (--restart)",
-                            ck_shown(cast->part))
-                : SIDE_OK;
-        cast->ours = s == SIDE_OK;
-        if (s == SIDE_OK)
-            s = cast_journal_begin(cast);
-    } else if (bytes < cast->identity_bytes || memcmp(text, cast->identity, cast->identity_bytes) != 0)
-        s = of_another(cast, text);
-    else {
-        cast->ours = true;
-        read_done(cast, text);
-        memcpy(cast->done, cast->synced, cast->plan.piece_count);
-        for (size_t i = 0; i < cast->plan.piece_count; i++)
-            left += cast->synced[i] == 0;
-        cast->finished = left == 0 && cast->there && !cast_part_exists(cast);
-    }
-    mem_free(text);
+    if (os_pread_all(cast->journal_fd, *text, bytes, 0, &done) != SIDE_OK)
+        return error_set_errno(SIDE_IO, where, side_last_error()->os_errno, "cannot read %s", ck_shown(cast->journal));
+    if (was_begun(*text) || was_cut_off(*text, done))
+        return SIDE_OK;
+    return error_set(SIDE_STATE, where, "%s is no journal of a cast; move it away", ck_shown(cast->journal));
+}
+
+/* Nothing is taken away for a cast that cannot be: what is in the way is said first. */
+static side_status restart(side_cast *cast, char *text)
+{
+    side_status s = SIDE_OK;
+
+    if (cast->in_the_way || *cast->other != '\0')
+        s = cast_in_the_way(cast, cast->other);
+    if (s == SIDE_OK)
+        s = cast_part_remove(cast, was_begun(text) ? text : NULL);
+    if (s == SIDE_OK && ftruncate(cast->journal_fd, 0) != 0)
+        s = error_set_errno(SIDE_IO, where, errno, "cannot empty %s", ck_shown(cast->journal));
+    *text = '\0';
     return s;
+}
+
+static side_status begin_new(side_cast *cast)
+{
+    if (cast_part_exists(cast))
+        return error_set(SIDE_STATE, where, "%s is there without a journal; take it away, or begin anew (--restart)",
+                         ck_shown(cast->part));
+    if (cast->fill && *cast->other != '\0')
+        return cast_in_the_way(cast, cast->other);
+    cast->ours = true;
+    return cast_journal_begin(cast);
+}
+
+static side_status go_on(side_cast *cast, const char *text)
+{
+    size_t left = 0;
+
+    cast->ours = true;
+    read_done(cast, text);
+    memcpy(cast->done, cast->synced, cast->plan.piece_count);
+    for (size_t i = 0; i < cast->plan.piece_count; i++)
+        left += cast->synced[i] == 0;
+    cast->finished = left == 0 && cast->there && cast_find_moved(cast) && !cast_part_exists(cast);
+    return SIDE_OK;
 }
 
 /* Locked, and still of that name: whoever had the lock before may have taken it away. */
@@ -231,7 +288,7 @@ static side_status open_locked(side_cast *cast, struct stat *ours)
     struct stat named;
 
     for (;;) {
-        cast->journal_fd = open(cast->journal, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+        cast->journal_fd = open(cast->journal, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0600);
         if (cast->journal_fd < 0 || fstat(cast->journal_fd, ours) != 0)
             return error_set_errno(SIDE_IO, where, errno, "cannot write %s", ck_shown(cast->journal));
         if (!S_ISREG(ours->st_mode))
@@ -251,19 +308,25 @@ static side_status open_locked(side_cast *cast, struct stat *ours)
 side_status cast_journal_open(side_cast *cast)
 {
     struct stat ours = {0};
+    char *text = NULL;
     side_status s = make_identity(cast);
 
     if (s == SIDE_OK)
         s = open_locked(cast, &ours);
-    if (s == SIDE_OK && (cast->options.flags & SIDE_CAST_RESTART) != 0) {
-        cast_files_remove(cast);
-        ours.st_size = 0;
-        if (ftruncate(cast->journal_fd, 0) != 0)
-            s = error_set_errno(SIDE_IO, where, errno, "cannot empty %s", ck_shown(cast->journal));
-    }
     if (s == SIDE_OK && ours.st_size > MOST)
-        s = error_set(SIDE_STATE, where, "%s is no journal; take it away", ck_shown(cast->journal));
-    return s == SIDE_OK ? read_journal(cast, (size_t)ours.st_size) : s;
+        s = error_set(SIDE_STATE, where, "%s is no journal of a cast; move it away", ck_shown(cast->journal));
+    if (s == SIDE_OK)
+        s = read_journal(cast, (size_t)ours.st_size, &text);
+    if (s == SIDE_OK && (cast->options.flags & SIDE_CAST_RESTART) != 0)
+        s = restart(cast, text);
+    if (s == SIDE_OK && !was_begun(text))
+        s = begin_new(cast);
+    else if (s == SIDE_OK && strncmp(text, cast->identity, cast->identity_bytes) != 0)
+        s = of_another(cast, text);
+    else if (s == SIDE_OK)
+        s = go_on(cast, text);
+    mem_free(text);
+    return s;
 }
 
 /* ---------------------------------------------------------------- noting */

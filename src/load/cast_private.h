@@ -3,7 +3,10 @@
  * The inside of a cast, shared by its files:
  *   cast.c          options, create, run, cancel, destroy
  *   cast_plan.c     which tensors are cast, the layout of the new files, pieces. Pure but for memory
- *   cast_files.c    the unfinished output: its files, its index, and its renaming
+ *   cast_out.c      the output's name: what is there already, and what is refused
+ *   cast_files.c    the unfinished output: its files and its index
+ *   cast_part.c     what lies in the unfinished output, whose it is, and taking it away
+ *   cast_commit.c   the end: rights, syncing, renaming
  *   cast_journal.c  what of it is on disk
  *   cast_move.c     pieces on their way: slots, threads
  *
@@ -47,14 +50,24 @@ struct cast_piece {
     size_t in_bytes, out_bytes;
 };
 
+/* What of the input's rights its copy may have. */
+struct cast_rights {
+    mode_t bits;
+    gid_t group;
+    bool everybody; /* may read the input */
+    bool listed;    /* it has a list of rights, of which the group's bits are but the mask */
+};
+
 struct cast_file {
-    const char *name;        /* in the folder; of a single file its own */
+    const char *name; /* in the folder; of a single file its own */
+    struct cast_rights rights;
     struct st_layout layout; /* header NULL: the file is copied as it is */
     uint64_t bytes;          /* of the output */
     int fd;                  /* -1: not open */
     size_t first, count;     /* pieces */
     bool fresh;              /* there was nothing of it */
     bool memory;             /* the file system is in memory */
+    bool moved;              /* lies under its name already; not open */
 };
 
 struct cast_plan {
@@ -80,11 +93,16 @@ struct side_cast {
 
     /* Paths. */
     bool folder;
+    bool fill;          /* the folder is there: what is unfinished lies in it, and is moved to its names there */
     char out[PATH_MAX]; /* links followed */
     char part[CAST_PATH], journal[CAST_PATH];
-    mode_t mode;            /* of the file that is replaced; 0: none */
-    bool there, in_the_way; /* something of that name; it may not be replaced */
-    char *index;            /* text of the new index file; NULL: none */
+    mode_t mode;              /* of the file that is replaced; 0: none */
+    bool there, in_the_way;   /* something of that name; it may not be replaced */
+    char other[NAME_MAX + 1]; /* an entry of the folder that is there; "": it is empty but for what is ours */
+    char *index;              /* text of the new index file; NULL: none */
+    const char *index_name;   /* in the folder */
+    struct cast_rights index_rights;
+    bool index_moved;
     size_t index_bytes;
     uint64_t index_hash; /* of the old one */
 
@@ -121,23 +139,46 @@ void cast_plan_free(struct cast_plan *plan);
 /* False: nothing is cast from this one. */
 bool cast_source(side_dtype type, side_type *from);
 
-/* ---- files */
+/* ---- output (cast_out.c) */
 
-/* out, part, journal, folder, mode; refuses what is in the way. */
+/* out, part, journal, folder, fill, mode; refuses what cannot become the output. */
 side_status cast_paths(side_cast *cast, const char *in, const char *out);
+/* That there is something: `what` of it; "" all. */
+side_status cast_in_the_way(const side_cast *cast, const char *what);
+bool cast_exists(const char *path); /* links are not followed */
+
+/* ---- files (cast_files.c) */
+
 /* The name of a checkpoint's file in its folder. */
 const char *cast_file_name(const side_cast *cast, size_t file);
 /* The index file with the new total_size, where there is one. */
 side_status cast_index(side_cast *cast);
-/* Something is there under that name. */
-bool cast_part_exists(const side_cast *cast);
+/* `folder`/`name`; of a single file `folder` itself. */
+side_status cast_path(const side_cast *cast, const char *folder, const char *name, char path[CAST_PATH]);
 /* Opens what is there and makes what is not, header included; notes which are fresh. After cast_journal_open. */
 side_status cast_files_open(side_cast *cast);
-/* Syncs, and renames to `out`. */
-side_status cast_files_commit(side_cast *cast);
 void cast_files_close(side_cast *cast);
-/* Takes all that is unfinished away. */
-void cast_files_remove(side_cast *cast);
+
+/* ---- what is unfinished (cast_part.c) */
+
+/* Something is there under that name. */
+bool cast_part_exists(const side_cast *cast);
+/* A file of that size and header: what we make, or would. */
+bool cast_file_is(const struct cast_file *file, const char *path);
+/* Notes which files lie under their names already; true: all, index included. */
+bool cast_find_moved(side_cast *cast);
+/* Takes it away. `journal`: the text of one that was begun there; NULL: there is none, and only what this cast would have made is its own. Refuses where there is
+ * anything else, and names it. */
+side_status cast_part_remove(side_cast *cast, const char *journal);
+/* Of this cast, but for what others put there. */
+void cast_part_clear(side_cast *cast);
+
+/* ---- the end (cast_commit.c) */
+
+/* Of what is open there; `replaced`: the mode of what gives way to the copy, or 0. */
+struct cast_rights cast_rights_of(int fd, mode_t replaced);
+/* Gives them, syncs, and renames to `out`. */
+side_status cast_commit(side_cast *cast);
 
 /* ---- journal */
 

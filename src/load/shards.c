@@ -264,6 +264,8 @@ static side_status note(struct folder *f, const char *name, const char *path)
     char *copy;
     side_status s;
 
+    if (strcmp(name, ".cast-journal") == 0) /* some of its files may be there already */
+        return error_set(SIDE_STATE, where, "%s holds an unfinished cast; give its command again", ck_shown(path));
     if (name[0] == '.' || (!index && !ck_ends(name, ".safetensors")))
         return SIDE_OK;
     copy = mem_zalloc(1, strlen(name) + 1);
