@@ -6,10 +6,12 @@
 #include "signals.h"
 
 #include <fnmatch.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     KEY_TO = 256,
@@ -30,7 +32,7 @@ static const struct argp_option options[] = {
     {"select", KEY_SELECT, "GLOB", 0, "Cast tensors of such names alone; may be given several times", 1},
     {"except", KEY_EXCEPT, "GLOB", 0, "Do not cast tensors of such names; may be given several times", 1},
     {"force", KEY_FORCE, NULL, 0, "Replace an output file that is there", 2},
-    {"restart", KEY_RESTART, NULL, 0, "Take an unfinished output away and begin anew", 2},
+    {"restart", KEY_RESTART, NULL, 0, "Take a cast's unfinished output away and begin anew", 2},
     {"lenient", KEY_LENIENT, NULL, 0, "Take what the reference implementation takes and the format forbids", 2},
     {"piece", KEY_PIECE, "SIZE", 0, "Bytes that travel together, a power of two from 4K to 64M (8M)", 3},
     {"pinned", KEY_PINNED, "SIZE", 0, "Most pinned memory (128M)", 3},
@@ -41,6 +43,7 @@ static const struct argp_option options[] = {
 
 struct globs {
     const char *items[GLOBS];
+    bool matched[GLOBS]; /* any tensor */
     size_t count;
 };
 
@@ -66,20 +69,24 @@ static const struct {
              {"f8e5m2", SIDE_DTYPE_F8_E5M2},
              {"f32", SIDE_DTYPE_F32}};
 
-static bool any_matches(const struct globs *globs, const char *name)
+static bool any_matches(struct globs *globs, const char *name)
 {
+    bool any = false;
+
     for (size_t i = 0; i < globs->count; i++)
         if (fnmatch(globs->items[i], name, 0) == 0)
-            return true;
-    return false;
+            any = globs->matched[i] = true;
+    return any;
 }
 
 static bool is_selected(void *user, const side_tensor *tensor)
 {
-    const struct cast *c = user;
+    struct cast *c = user;
 
-    return (c->selected.count == 0 || any_matches(&c->selected, tensor->name)) &&
-           !any_matches(&c->excepted, tensor->name);
+    const bool selected = c->selected.count == 0 || any_matches(&c->selected, tensor->name);
+    const bool excepted = any_matches(&c->excepted, tensor->name); /* both, since matches are noted */
+
+    return selected && !excepted;
 }
 
 static void want_type(struct cast *c, const char *arg, struct argp_state *state)
@@ -115,6 +122,9 @@ static error_t parse_argument(struct cast *c, const char *arg, struct argp_state
         argp_error(state, "'%.60s' is too much; want IN OUT", arg);
     if (*arg == '\0')
         argp_error(state, "%s is empty", state->arg_num == 0 ? "IN" : "OUT");
+    if (strcmp(arg, "-") == 0)
+        argp_error(state, "%s is '-': a cast reads and writes files, no pipes; name a file ('./-' for one of that name)",
+                   state->arg_num == 0 ? "IN" : "OUT");
     *(state->arg_num == 0 ? &c->in : &c->out) = arg;
     return 0;
 }
@@ -208,14 +218,22 @@ static void progress(void *user, uint64_t done, uint64_t total)
     progress_update(done);
 }
 
-/* What is left there, and what to do about it. */
+/* What is left there, and what to do about it. In a folder that was there before it lies in that. */
 static void say_rest(const struct cast *c)
 {
     const side_cast_stats *t = &c->stats;
+    char inside[PATH_MAX + 16];
+    size_t n = strlen(c->out);
 
-    if (t->pieces_done > 0 && t->pieces_done < t->pieces)
-        say("%llu of %llu pieces are in %s.cast-part; the same command goes on there, --restart begins anew",
-            (unsigned long long)t->pieces_done, (unsigned long long)t->pieces, c->out);
+    if (t->pieces_done == 0 || t->pieces_done >= t->pieces)
+        return;
+    while (n > 1 && c->out[n - 1] == '/')
+        n--;
+    snprintf(inside, sizeof(inside), "%.*s/.cast-part", (int)n, c->out);
+    if (access(inside, F_OK) != 0)
+        snprintf(inside, sizeof(inside), "%.*s.cast-part", (int)n, c->out);
+    say("%llu of %llu pieces are in %s; the same command goes on there, --restart begins anew",
+        (unsigned long long)t->pieces_done, (unsigned long long)t->pieces, inside);
 }
 
 static int run_cast(struct cast *c)
@@ -239,11 +257,53 @@ static int run_cast(struct cast *c)
     return code;
 }
 
+/* A pattern that matches nothing is a mistyped one: what it was to keep would be cast. */
+static int check_globs(const struct cast *c, const struct globs *globs, const char *option)
+{
+    for (size_t i = 0; i < globs->count; i++)
+        if (!globs->matched[i]) {
+            say("no tensor of '%s' matches --%s '%s'; 'sidestream ls' lists them", c->in, option, globs->items[i]);
+            return EXIT_USAGE;
+        }
+    return EXIT_DONE;
+}
+
+/* Names, before any work: patterns without a tensor, and tensors of 8 bits that are cast up without their scales. What cannot be read is said by the cast. */
+static int look_at_names(struct cast *c)
+{
+    side_checkpoint_options o = SIDE_CHECKPOINT_OPTIONS_INIT;
+    bool quantised = false, scales = false;
+    side_checkpoint *checkpoint;
+    side_tensor t;
+    int code;
+
+    o.flags = c->options.open;
+    if (fnmatch("*.npy", c->in, 0) == 0 || fnmatch("*.raw", c->in, 0) == 0) /* as the cast takes them */
+        o.format = SIDE_FORMAT_SAFETENSORS;
+    if (side_checkpoint_open(c->in, &o, &checkpoint) != SIDE_OK)
+        return EXIT_DONE;
+    for (size_t i = 0; side_checkpoint_tensor(checkpoint, i, &t) == SIDE_OK; i++) {
+        const bool f8 = t.type == SIDE_DTYPE_F8_E4M3 || t.type == SIDE_DTYPE_F8_E5M2;
+        const bool selected = is_selected(c, &t);
+        quantised |= f8 && selected && t.type != c->options.to;
+        scales |= !f8 && strstr(t.name, "scale") != NULL;
+    }
+    side_checkpoint_close(checkpoint);
+    code = check_globs(c, &c->selected, "select");
+    if (code == EXIT_DONE)
+        code = check_globs(c, &c->excepted, "except");
+    if (code == EXIT_DONE && quantised && scales)
+        say("warning: F8 tensors are cast without the scales that lie beside them: their values are not the model's");
+    return code;
+}
+
 static int run(struct cast *c)
 {
     side_status status;
-    int code;
+    int code = look_at_names(c);
 
+    if (code != EXIT_DONE)
+        return code;
     c->options.select = is_selected;
     c->options.select_user = c;
     c->options.progress = progress;
@@ -262,6 +322,9 @@ static int run(struct cast *c)
     status = side_device_get_props(c->device, &c->props);
     if (status != SIDE_OK)
         return say_status(status, "cannot ask the device what it is");
+    if (c->props.simulated && c->common.device == NULL && getenv("SIDESTREAM_DEVICE") == NULL &&
+        c->stats.cast_bytes_in > 0)
+        say("no usable GPU: the software device casts, on the CPU; '-d cuda' insists on one");
     code = run_cast(c);
     if (code != EXIT_DONE)
         return code;
@@ -284,7 +347,7 @@ int command_cast(int argc, char **argv)
         "they are.\n"
         "\v"
         "OUT appears under its name when it is whole, or not at all. What was interrupted goes on with the same "
-        "command. "
+        "command. Without a usable GPU the CPU casts; -d cuda insists. "
         "Sizes take a unit: 4096B, 64K, 8M or 8MiB, 1.5G.\n\n" EXIT_HELP,
         children,
         NULL,
