@@ -117,7 +117,7 @@ typedef struct side_checkpoint_file_info {
 
 /* Reads all headers; blocks for that. options NULL: defaults. A folder is taken for, in this order: model.safetensors.index.json, its only
  * *.safetensors.index.json, model.safetensors, all its *.safetensors.
- * SIDE_INVALID: malformed, or no regular file. SIDE_NOT_FOUND: no such file, or none in the folder. SIDE_IO: reading failed. SIDE_TOO_LARGE: over 10,000
+ * SIDE_INVALID: malformed, or no regular file. SIDE_NOT_FOUND: no such file, or none in the folder. SIDE_IO: reading failed. SIDE_STATE: the folder holds an unfinished cast. SIDE_TOO_LARGE: over 10,000
  * files. The message has the file, the byte offset, and the tensor, in so far as they apply. */
 SIDE_API side_status side_checkpoint_open(const char *path, const side_checkpoint_options *options,
                                           side_checkpoint **checkpoint);
