@@ -5,6 +5,8 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -174,6 +176,26 @@ side_status os_pwrite_all(int fd, const void *data, size_t bytes, uint64_t offse
     }
     *done = n;
     return SIDE_OK;
+}
+
+void os_sync_folder(const char *folder)
+{
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+}
+
+void os_sync_parent(const char *path)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    const size_t n = slash == NULL || slash == path ? 1 : (size_t)(slash - path);
+
+    snprintf(folder, sizeof(folder), "%.*s", (int)n, slash != NULL ? path : ".");
+    os_sync_folder(folder);
 }
 
 void *os_library_open(const char *name, char *why, size_t why_bytes)

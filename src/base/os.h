@@ -43,6 +43,11 @@ extern ssize_t (*os_test_pread)(int fd, void *data, size_t bytes, off_t offset);
 extern ssize_t (*os_test_pwrite)(int fd, const void *data, size_t bytes, off_t offset);
 #endif
 
+/* What was renamed or made in a folder is on the disk once the folder is. Best effort: not all file systems sync folders. */
+void os_sync_folder(const char *folder);
+/* The one that `path` lies in. */
+void os_sync_parent(const char *path);
+
 /* dlopen with RTLD_NOW | RTLD_LOCAL; NULL and, in why, dlerror's text. */
 void *os_library_open(const char *name, char *why, size_t why_bytes);
 void *os_library_symbol(void *library, const char *name);

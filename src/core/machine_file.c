@@ -133,22 +133,6 @@ static side_status final_name(const char *path, char final[PATH_MAX])
     return SIDE_OK;
 }
 
-/* The rename itself is on the disk once the folder is. Best effort: not all file systems sync folders. */
-static void sync_folder(const char *file)
-{
-    char folder[PATH_MAX];
-    const char *slash = strrchr(file, '/');
-    size_t n = slash == NULL || slash == file ? 1 : (size_t)(slash - file);
-
-    memcpy(folder, slash != NULL ? file : ".", n);
-    folder[n] = '\0';
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        (void)fsync(fd);
-        close(fd);
-    }
-}
-
 static side_status write_file(const char *final, const char *text, size_t bytes)
 {
     char beside[PATH_MAX + 16];
@@ -173,7 +157,7 @@ static side_status write_file(const char *final, const char *text, size_t bytes)
         return error_set_errno(s, kept.where, kept.os_errno, "the machine profile %s was not written",
                                machine_shown(final));
     }
-    sync_folder(final);
+    os_sync_parent(final);
     return SIDE_OK;
 }
 

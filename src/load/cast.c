@@ -154,23 +154,12 @@ side_status side_cast_create(const char *in, const char *out, const side_cast_op
 /* In a cast's words: side_checkpoint_check and the reader say to load again. */
 static side_status check_inputs(const side_cast *cast)
 {
-    static const char call[] = "side_cast_run";
-    static const char fix[] = "what is done is of the old one; once it stays as it is, begin anew (--restart)";
+    side_status s = SIDE_OK;
 
-    for (size_t i = 0; i < cast->checkpoint->file_count; i++) {
-        const struct ck_file *file = &cast->checkpoint->files[i];
-        struct stat now;
-        if (fstat(file->fd, &now) != 0)
-            return error_set_errno(SIDE_IO, call, errno, "cannot look at %s", ck_shown(file->path));
-        if ((uint64_t)now.st_size != file->bytes)
-            return error_set(SIDE_IO, call, "%s was changed while it was cast, from %llu bytes to %llu: %s",
-                             ck_shown(file->path), (unsigned long long)file->bytes, (unsigned long long)now.st_size,
-                             fix);
-        if ((uint64_t)now.st_mtim.tv_sec * 1000000000u + (uint64_t)now.st_mtim.tv_nsec != file->mtime_ns)
-            return error_set(SIDE_IO, call, "%s was changed while it was cast, by its time of change: %s",
-                             ck_shown(file->path), fix);
-    }
-    return SIDE_OK;
+    for (size_t i = 0; s == SIDE_OK && i < cast->checkpoint->file_count; i++)
+        s = ck_file_check(&cast->checkpoint->files[i], "side_cast_run", "while it was cast",
+                          "what is done is of the old one; once it stays as it is, begin anew (--restart)");
+    return s;
 }
 
 static side_status run_all(side_cast *cast, side_device *device)

@@ -82,28 +82,6 @@ static void give_folder_rights(const char *made, const char *from)
 
 /* ---------------------------------------------------------------- syncing */
 
-/* A rename is on the disk once the folder is. Best effort: not all file systems sync folders. */
-static void sync_folder(const char *folder)
-{
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    if (fd >= 0) {
-        (void)fsync(fd);
-        close(fd);
-    }
-}
-
-static void sync_parent(const char *path)
-{
-    char folder[CAST_PATH];
-    const char *slash = strrchr(path, '/');
-    const size_t n = slash == NULL || slash == path ? 1 : (size_t)(slash - path);
-
-    memcpy(folder, slash != NULL ? path : ".", n);
-    folder[n] = '\0';
-    sync_folder(folder);
-}
-
 /* The folders between `under` and the file: their rights are of those that the input's file lies in. `make`: also those that are not there, and only those are changed. */
 static side_status finish_folders(const side_cast *cast, const char *under, size_t number, bool make)
 {
@@ -124,8 +102,8 @@ static side_status finish_folders(const side_cast *cast, const char *under, size
             give_folder_rights(made, in);
         else if (errno != EEXIST)
             s = error_set_errno(SIDE_IO, where, errno, "cannot make the folder %s", ck_shown(made));
-        sync_folder(made);
-        sync_parent(made);
+        os_sync_folder(made);
+        os_sync_parent(made);
         *end = '/';
         in[lead + (size_t)(slash - name)] = '/';
     }
@@ -210,13 +188,13 @@ static side_status rename_all(side_cast *cast)
         s = finish_folders(cast, cast->part, i, false);
     if (s == SIDE_OK && cast->folder) {
         give_input_folder_rights(cast);
-        sync_folder(cast->part);
+        os_sync_folder(cast->part);
     }
     if (s == SIDE_OK && cast->mode != 0 && rename(cast->part, cast->out) != 0)
         s = error_set_errno(SIDE_IO, where, errno, "cannot rename to %s", ck_shown(cast->out));
     else if (s == SIDE_OK && cast->mode == 0)
         s = rename_new(cast->part, cast->out);
-    sync_parent(cast->out);
+    os_sync_parent(cast->out);
     return s;
 }
 
@@ -238,17 +216,17 @@ static side_status move_in(side_cast *cast)
         if (s == SIDE_OK)
             s = rename_new(from, to);
         if (s == SIDE_OK && strchr(file->name, '/') != NULL)
-            sync_parent(to);
+            os_sync_parent(to);
         file->moved = s == SIDE_OK;
     }
-    sync_folder(cast->out);
+    os_sync_folder(cast->out);
     if (s == SIDE_OK && cast->index_name != NULL && !cast->index_moved) {
         s = cast_path(cast, cast->part, cast->index_name, from);
         if (s == SIDE_OK)
             s = cast_path(cast, cast->out, cast->index_name, to);
         if (s == SIDE_OK)
             s = rename_new(from, to);
-        sync_folder(cast->out);
+        os_sync_folder(cast->out);
     }
     if (s == SIDE_OK)
         cast_part_clear(cast);

@@ -44,21 +44,24 @@ side_status ck_file_open(struct ck_file *file)
     return SIDE_OK;
 }
 
-static side_status file_check(const struct ck_file *file, const char *call)
+side_status ck_file_check(const struct ck_file *file, const char *call, const char *when, const char *then)
 {
-    static const char again[] = "once nobody writes to it any more, open it again";
     struct stat there;
 
     if (fstat(file->fd, &there) != 0)
         return error_set_errno(SIDE_IO, call, errno, "cannot look at %s", ck_shown(file->path));
     if ((uint64_t)there.st_size != file->bytes)
-        return error_set(SIDE_IO, call, "%s was changed since it was opened: %llu bytes then, %llu now; %s",
-                         ck_shown(file->path), (unsigned long long)file->bytes, (unsigned long long)there.st_size,
-                         again);
+        return error_set(SIDE_IO, call, "%s was changed %s, from %llu bytes to %llu: %s", ck_shown(file->path), when,
+                         (unsigned long long)file->bytes, (unsigned long long)there.st_size, then);
     if (in_ns(there.st_mtim) != file->mtime_ns)
-        return error_set(SIDE_IO, call, "%s was changed since it was opened: its time of change is another one now; %s",
-                         ck_shown(file->path), again);
+        return error_set(SIDE_IO, call, "%s was changed %s, by its time of change: %s", ck_shown(file->path), when,
+                         then);
     return SIDE_OK;
+}
+
+static side_status is_as_opened(const struct ck_file *file, const char *call)
+{
+    return ck_file_check(file, call, "since it was opened", "once nobody writes to it any more, open it again");
 }
 
 /* An error of os_pread_all, with the file. */
@@ -228,7 +231,7 @@ side_status ck_add_file(side_checkpoint *ck, const char *path, side_checkpoint_f
     }
     if (s == SIDE_OK)
         s = ck_file_finish(ck, file);
-    return s == SIDE_OK ? file_check(file, where) : s;
+    return s == SIDE_OK ? is_as_opened(file, where) : s;
 }
 
 /* ---------------------------------------------------------------- open and close */
@@ -403,7 +406,7 @@ side_status side_checkpoint_check(const side_checkpoint *checkpoint)
     side_status s = checkpoint != NULL ? SIDE_OK : error_set(SIDE_INVALID, call, "checkpoint is NULL");
 
     for (size_t i = 0; s == SIDE_OK && i < checkpoint->file_count; i++)
-        s = file_check(&checkpoint->files[i], call);
+        s = is_as_opened(&checkpoint->files[i], call);
     return s;
 }
 

@@ -99,6 +99,8 @@ bool ck_ends(const char *text, const char *with);
 /* Opens file->path, which must be a regular file, and notes what it is; the caller closes file->fd. */
 side_status ck_file_open(struct ck_file *file);
 /* Reads `bytes` at `offset` into file->text, which is new, with room for `more` and a NUL behind. */
+/* Size and time of change are those of when it was opened; else SIDE_IO: it was changed `when`, and `then` what to do. */
+side_status ck_file_check(const struct ck_file *file, const char *call, const char *when, const char *then);
 side_status ck_read_text(struct ck_file *file, uint64_t offset, size_t bytes, size_t more);
 /* The file's beginning. *done: what there is of it. */
 side_status ck_read_head(struct ck_file *file, unsigned char *head, size_t bytes, size_t *done);

@@ -259,22 +259,6 @@ side_status side_writer_write(side_writer *writer, size_t index, uint64_t begin,
     return SIDE_OK;
 }
 
-/* The rename itself is on the disk once the folder is. Best effort: not all file systems sync folders. */
-static void sync_folder(const char *file)
-{
-    char folder[PATH_MAX];
-    const char *slash = strrchr(file, '/');
-    const size_t n = slash == NULL || slash == file ? 1 : (size_t)(slash - file);
-
-    memcpy(folder, slash != NULL ? file : ".", n);
-    folder[n] = '\0';
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        (void)fsync(fd);
-        close(fd);
-    }
-}
-
 side_status side_writer_finish(side_writer *writer)
 {
     static const char call[] = "side_writer_finish";
@@ -289,6 +273,6 @@ side_status side_writer_finish(side_writer *writer)
         return error_set_errno(SIDE_IO, call, errno, "cannot rename to %s", ck_shown(writer->final));
     close(writer->fd); /* with it goes the lock */
     writer->fd = -1;
-    sync_folder(writer->final);
+    os_sync_parent(writer->final);
     return SIDE_OK;
 }

@@ -99,12 +99,13 @@ T_TEST(changed_files)
     T_OK(side_checkpoint_check(ck));
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
     T_STATUS(side_checkpoint_check(ck), SIDE_IO);
-    assert_non_null(strstr(side_last_error()->message, "m.safetensors was changed since it was opened: its time of "));
+    assert_non_null(
+        strstr(side_last_error()->message, "m.safetensors was changed since it was opened, by its time of "));
     side_checkpoint_close(ck);
     T_OK(side_checkpoint_open(path, NULL, &ck));
     assert_int_equal(truncate(path, 100), 0);
     T_STATUS(side_checkpoint_check(ck), SIDE_IO);
-    assert_non_null(strstr(side_last_error()->message, " bytes then, 100 now; once nobody writes to it "));
+    assert_non_null(strstr(side_last_error()->message, " bytes to 100: once nobody writes to it "));
     side_checkpoint_close(ck);
 }
 
