@@ -190,6 +190,8 @@ static side_status rename_all(side_cast *cast)
         give_input_folder_rights(cast);
         os_sync_folder(cast->part);
     }
+    if (s == SIDE_OK)
+        s = cast_journal_moving(cast);
     if (s == SIDE_OK && cast->mode != 0 && rename(cast->part, cast->out) != 0)
         s = error_set_errno(SIDE_IO, where, errno, "cannot rename to %s", ck_shown(cast->out));
     else if (s == SIDE_OK && cast->mode == 0)

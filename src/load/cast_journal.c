@@ -10,6 +10,7 @@
  *     file BYTES MTIME HASH NAME               of each input, and of its header
  *     begin HASH                               of all lines above
  *     done FIRST END HASH                      pieces whose bytes are synced; of this line and `begin`
+ *     moving INODE HASH                        the last: what is about to get OUT's name at once
  *
  * A line that was cut off, or whose hash is not its own, ends it. Locked while a cast is at it. */
 #include "cast_private.h"
@@ -68,6 +69,21 @@ static void put(char **text, size_t *bytes, size_t *room, const char *format, ..
     *bytes += (size_t)n;
 }
 
+/* Names of shards, from an index file, that the journal or an output folder cannot hold. */
+static side_status check_name(const char *name)
+{
+    char shown[CK_NAME_SHOWN];
+    const size_t n = strcspn(name, "/");
+    const bool taken = (n == 10 && memcmp(name, ".cast-part", n) == 0) ||
+                       (n == 13 && memcmp(name, ".cast-journal", n) == 0);
+
+    if (strchr(name, '\n') == NULL && !taken)
+        return SIDE_OK;
+    return error_set(SIDE_INVALID, where,
+                     "a shard is named \"%s\", which a cast cannot write: rename it, in the index file too",
+                     ck_escaped(name, strlen(name), shown));
+}
+
 static side_status make_identity(side_cast *cast)
 {
     const side_checkpoint *ck = cast->checkpoint;
@@ -89,7 +105,9 @@ static side_status make_identity(side_cast *cast)
     for (size_t i = 0; s == SIDE_OK && i < ck->file_count; i++) {
         const struct ck_file *file = &ck->files[i];
         uint64_t hash = 0;
-        s = header_hash(file, &hash);
+        s = check_name(cast->plan.files[i].name);
+        if (s == SIDE_OK)
+            s = header_hash(file, &hash);
         put(&text, &bytes, &room, "file %llu %llu %016llx %s\n", (unsigned long long)file->bytes,
             (unsigned long long)file->mtime_ns, (unsigned long long)hash, cast->plan.files[i].name);
     }
@@ -176,6 +194,14 @@ static size_t done_line(char line[LINE], uint64_t begin, size_t first, size_t en
     return (size_t)n + (size_t)snprintf(line + n, LINE - (size_t)n, "%016llx\n", (unsigned long long)hash);
 }
 
+static size_t moving_line(char line[LINE], uint64_t begin, uint64_t inode)
+{
+    const int n = snprintf(line, LINE, "moving %llu ", (unsigned long long)inode);
+    const uint64_t hash = cast_hash(cast_hash(CAST_HASH, &begin, sizeof(begin)), line, (size_t)n);
+
+    return (size_t)n + (size_t)snprintf(line + n, LINE - (size_t)n, "%016llx\n", (unsigned long long)hash);
+}
+
 static void read_done(side_cast *cast, const char *text)
 {
     const char *line = text + cast->identity_bytes;
@@ -193,6 +219,29 @@ static void read_done(side_cast *cast, const char *text)
         line += n;
     }
     cast->journal_end = (uint64_t)(line - text);
+
+    unsigned long long inode = 0;
+    char same[LINE];
+    if (sscanf(line, "moving %llu ", &inode) == 1 &&
+        strncmp(line, same, moving_line(same, cast->identity_hash, inode)) == 0)
+        cast->moving = inode;
+}
+
+side_status cast_journal_moving(side_cast *cast)
+{
+    struct stat part;
+    char line[LINE];
+    size_t written = 0;
+
+    if (lstat(cast->part, &part) != 0)
+        return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot look at %s", ck_shown(cast->part));
+    const size_t n = moving_line(line, cast->identity_hash, part.st_ino);
+    if (os_pwrite_all(cast->journal_fd, line, n, cast->journal_end, &written) != SIDE_OK)
+        return error_set_errno(SIDE_IO, "side_cast_run", side_last_error()->os_errno, "cannot write %s",
+                               ck_shown(cast->journal));
+    if (fdatasync(cast->journal_fd) != 0 && errno != EINVAL && errno != ENOTSUP)
+        return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(cast->journal));
+    return SIDE_OK;
 }
 
 side_status cast_journal_begin(side_cast *cast)
@@ -271,6 +320,7 @@ static side_status begin_new(side_cast *cast)
 
 static side_status go_on(side_cast *cast, const char *text)
 {
+    struct stat out;
     size_t left = 0;
 
     cast->ours = true;
@@ -278,7 +328,9 @@ static side_status go_on(side_cast *cast, const char *text)
     memcpy(cast->done, cast->synced, cast->plan.piece_count);
     for (size_t i = 0; i < cast->plan.piece_count; i++)
         left += cast->synced[i] == 0;
-    cast->finished = left == 0 && cast->there && cast_find_moved(cast) && !cast_part_exists(cast);
+    /* What had the name before may look like the new one, by its size and header. */
+    const bool ours = cast->fill || (stat(cast->out, &out) == 0 && out.st_ino == cast->moving);
+    cast->finished = left == 0 && cast->there && ours && cast_find_moved(cast) && !cast_part_exists(cast);
     return SIDE_OK;
 }
 
@@ -288,7 +340,7 @@ static side_status open_locked(side_cast *cast, struct stat *ours)
     struct stat named;
 
     for (;;) {
-        cast->journal_fd = open(cast->journal, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0600);
+        cast->journal_fd = open(cast->journal, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW, 0600);
         if (cast->journal_fd < 0 || fstat(cast->journal_fd, ours) != 0)
             return error_set_errno(SIDE_IO, where, errno, "cannot write %s", ck_shown(cast->journal));
         if (!S_ISREG(ours->st_mode))
@@ -299,7 +351,7 @@ static side_status open_locked(side_cast *cast, struct stat *ours)
             return error_set(SIDE_STATE, where, "%s is being written by another process; wait for it",
                              ck_shown(cast->out));
         }
-        if (stat(cast->journal, &named) == 0 && named.st_dev == ours->st_dev && named.st_ino == ours->st_ino)
+        if (lstat(cast->journal, &named) == 0 && named.st_dev == ours->st_dev && named.st_ino == ours->st_ino)
             return fstat(cast->journal_fd, ours) == 0 ? SIDE_OK : SIDE_IO;
         close(cast->journal_fd);
     }
@@ -339,7 +391,7 @@ static side_status sync_files(const side_cast *cast, const unsigned char *done)
         bool any = false;
         for (size_t k = file->first; k < file->first + file->count; k++)
             any |= done[k] && !cast->synced[k];
-        if (any && fdatasync(file->fd) != 0 && errno != EINVAL && errno != ENOTSUP)
+        if (any && !file->moved && fdatasync(file->fd) != 0 && errno != EINVAL && errno != ENOTSUP)
             return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(cast->part));
     }
     return SIDE_OK;

@@ -582,6 +582,11 @@ static side_status drain(struct mover *m)
     pthread_cond_broadcast(&m->work);
     pthread_cond_signal(&m->due);
     pthread_mutex_unlock(&m->mutex);
+    while (m->writer_count > 0) /* before the reader goes: they give it pieces */
+        pthread_join(m->writers[--m->writer_count], NULL);
+    if (m->syncing)
+        pthread_join(m->sync, NULL);
+    m->syncing = false;
     if (m->reader != NULL) {
         struct reader_stats stats;
         reader_get_stats(m->reader, &stats);
@@ -591,11 +596,6 @@ static side_status drain(struct mover *m)
     if (r != SIDE_OK)
         return r;
     m->reader = NULL;
-    while (m->writer_count > 0)
-        pthread_join(m->writers[--m->writer_count], NULL);
-    if (m->syncing)
-        pthread_join(m->sync, NULL);
-    m->syncing = false;
     for (size_t i = 0; i < 3; i++)
         if (streams[i] != NULL && side_stream_sync(streams[i], m->timeout_s) == SIDE_STUCK)
             return SIDE_STUCK;

@@ -95,6 +95,25 @@ static bool is_mount_point(const char *path, const struct stat *there)
     return stat(parent, &above) == 0 && above.st_dev != there->st_dev;
 }
 
+/* What is unfinished is begun anew, and taken away at the end. */
+static side_status is_no_unfinished_input(const side_cast *cast, const struct stat *from, const char *path)
+{
+    struct stat there;
+    side_status s = SIDE_OK;
+
+    if (stat(path, &there) != 0)
+        return SIDE_OK;
+    if (from != NULL && from->st_dev == there.st_dev && from->st_ino == there.st_ino)
+        s = SIDE_INVALID;
+    for (size_t i = 0; s == SIDE_OK && i < cast->checkpoint->file_count; i++)
+        if (cast->checkpoint->files[i].device == there.st_dev && cast->checkpoint->files[i].inode == there.st_ino)
+            s = SIDE_INVALID;
+    return s == SIDE_OK
+               ? s
+               : error_set(s, where, "the input is %s, which is the unfinished one of output %s; give another output",
+                           ck_shown(path), cast->out);
+}
+
 static side_status look_at_file(side_cast *cast, const struct stat *there)
 {
     if (S_ISDIR(there->st_mode))
@@ -103,7 +122,7 @@ static side_status look_at_file(side_cast *cast, const struct stat *there)
     if (!S_ISREG(there->st_mode))
         return error_set(SIDE_INVALID, where, "output %s is no regular file", ck_shown(cast->out));
     cast->in_the_way = (cast->options.flags & SIDE_CAST_REPLACE) == 0;
-    cast->mode = there->st_mode & 07777;
+    cast->mode = there->st_mode & (S_IFREG | 07777);
     if (!cast->in_the_way && is_mount_point(cast->out, there))
         return error_set(SIDE_INVALID, where,
                          "output %s is a mount point, which no other file can replace; name another file",
@@ -180,7 +199,11 @@ side_status cast_paths(side_cast *cast, const char *in, const char *out)
     }
     snprintf(cast->part, sizeof(cast->part), "%s.cast-part", cast->out);
     snprintf(cast->journal, sizeof(cast->journal), "%s.cast-journal", cast->out);
-    if (!cast->there)
+    if (s == SIDE_OK)
+        s = is_no_unfinished_input(cast, found ? &from : NULL, cast->part);
+    if (s == SIDE_OK)
+        s = is_no_unfinished_input(cast, found ? &from : NULL, cast->journal);
+    if (s != SIDE_OK || !cast->there)
         return s;
     if (found && from.st_dev == there.st_dev && from.st_ino == there.st_ino)
         return error_set(SIDE_INVALID, where, "output %s is the input itself; give it another name",

@@ -96,7 +96,8 @@ struct side_cast {
     bool fill;          /* the folder is there: what is unfinished lies in it, and is moved to its names there */
     char out[PATH_MAX]; /* links followed */
     char part[CAST_PATH], journal[CAST_PATH];
-    mode_t mode;              /* of the file that is replaced; 0: none */
+    mode_t mode;              /* of the file that is replaced, with its S_IFREG; 0: none */
+    uint64_t moving;          /* inode of what was about to get OUT's name; 0: nothing was */
     bool there, in_the_way;   /* something of that name; it may not be replaced */
     char other[NAME_MAX + 1]; /* an entry of the folder that is there; "": it is empty but for what is ours */
     char *index;              /* text of the new index file; NULL: none */
@@ -188,6 +189,8 @@ side_status cast_journal_open(side_cast *cast);
 side_status cast_journal_begin(side_cast *cast);
 /* The pieces that are in `done` but not in `synced`: syncs their files, then notes them. Both are the caller's copies, or nobody writes them. */
 side_status cast_journal_note(side_cast *cast, const unsigned char *done);
+/* What is unfinished is whole, and about to be renamed. */
+side_status cast_journal_moving(side_cast *cast);
 
 /* ---- moving */
 

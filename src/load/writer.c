@@ -26,7 +26,7 @@ struct side_writer {
     size_t count;
     int fd; /* -1: finished, or not open yet */
     bool resume, resumed;
-    mode_t mode;          /* of the file that is replaced; 0 none */
+    mode_t mode;          /* of the file that is replaced, with its S_IFREG; 0 none */
     char final[PATH_MAX]; /* links followed */
     char beside[PATH_MAX + 24];
 };
@@ -43,7 +43,7 @@ static side_status final_name(side_writer *w, const char *path)
         return SIDE_OK;
     if (!S_ISREG(there.st_mode))
         return error_set(SIDE_INVALID, where, "%s is no regular file", ck_shown(path));
-    w->mode = there.st_mode & 07777;
+    w->mode = there.st_mode & (S_IFREG | 07777);
     if (realpath(path, w->final) == NULL)
         return error_set_errno(SIDE_IO, where, errno, "%s cannot be followed", ck_shown(path));
     return SIDE_OK;
@@ -79,14 +79,14 @@ static side_status open_part(side_writer *w)
 
     snprintf(w->beside, sizeof(w->beside), "%s.part", w->final);
     for (;;) {
-        w->fd = open(w->beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, first_mode(w));
+        w->fd = open(w->beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW, first_mode(w));
         if (w->fd < 0 || fstat(w->fd, &ours) != 0)
             return error_set_errno(SIDE_IO, where, errno, "cannot write %s", ck_shown(w->beside));
         if (!S_ISREG(ours.st_mode))
             return error_set(SIDE_INVALID, where, "%s is no regular file", ck_shown(w->beside));
         if (flock(w->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
             return error_set(SIDE_STATE, where, "%s is being written by another; wait for it", ck_shown(w->beside));
-        if (stat(w->beside, &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino)
+        if (lstat(w->beside, &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino)
             return SIDE_OK;
         close(w->fd);
     }
@@ -137,7 +137,7 @@ static side_status write_header(side_writer *w)
     if (s == SIDE_OK && ftruncate(w->fd, (off_t)w->layout.file_bytes) != 0)
         s = error_set_errno(SIDE_IO, where, errno, "cannot make %s %llu bytes long", ck_shown(w->beside),
                             (unsigned long long)w->layout.file_bytes);
-    if (s == SIDE_OK && w->mode != 0 && fchmod(w->fd, w->mode) != 0)
+    if (s == SIDE_OK && w->mode != 0 && fchmod(w->fd, w->mode & 07777) != 0)
         s = error_set_errno(SIDE_IO, where, errno, "cannot give %s the mode of %s", ck_shown(w->beside),
                             "what it replaces");
     return s;

@@ -73,6 +73,21 @@ T_TEST(rights_of_a_file)
 }
 
 /* Stopped when it had its rights already: one that nobody may write to is gone on with, also by one who is not root. */
+/* No bits at all are bits, too. */
+T_TEST(a_file_of_nobody_is_replaced)
+{
+    struct rig r = rig_make(0);
+
+    write_bytes(r.out, "old", 3);
+    assert_int_equal(chmod(r.out, 0), 0);
+    r.o.flags = SIDE_CAST_REPLACE;
+    T_OK(cast_once(&r, NULL));
+    assert_int_equal(mode_of(r.out), 0);
+    assert_int_equal(chmod(r.out, 0600), 0);
+    expect_whole(&r);
+    rig_free(&r);
+}
+
 T_TEST(read_only_and_gone_on_with)
 {
     struct rig r = rig_make(0);
@@ -118,6 +133,18 @@ static void make_out(struct rig *r)
     assert_int_equal(mkdir(r->out, 0700), 0);
     snprintf(r->part, sizeof(r->part), "%s/.cast-part", r->out);
     snprintf(r->journal, sizeof(r->journal), "%s/.cast-journal", r->out);
+}
+
+T_TEST(a_shard_s_name_is_ours)
+{
+    static const char index[] = "{\"weight_map\":{\"a\":\"m-1\",\"b\":\".cast-part\"}}";
+    struct rig r = rig_make(0);
+
+    make_model(&r);
+    assert_int_equal(rename(in_folder("model/sub/m-2"), in_folder("model/.cast-part")), 0);
+    write_bytes(in_folder("model/model.safetensors.index.json"), index, sizeof(index) - 1);
+    expect_refused(&r, SIDE_INVALID, "a shard is named \".cast-part\", which a cast cannot write");
+    rig_free(&r);
 }
 
 static void expect_model(struct rig *r)
@@ -261,6 +288,48 @@ T_TEST(made_meanwhile)
     rig_free(&r);
 }
 
+/* A cast that was stopped between its last two steps is known by the file itself, not by what looks like it. */
+T_TEST(an_old_one_is_not_the_new)
+{
+    struct rig r = rig_make(0);
+    struct image old = {malloc(r.expected.bytes), r.expected.bytes};
+
+    memcpy(old.data, r.expected.data, old.bytes);
+    old.data[old.bytes - 1] ^= 1;
+    r.o.progress = put_in_the_way;
+    r.o.progress_user = r.out;
+    expect_refused(&r, SIDE_IO, "was made meanwhile");
+    r.o.progress = NULL;
+    write_bytes(r.out, old.data, old.bytes);
+    assert_int_equal(unlink(r.part), 0);
+    expect_refused(&r, SIDE_STATE, "is there; name another file");
+    assert_true(is_file(r.out, &old));
+    r.o.flags = SIDE_CAST_REPLACE;
+    T_OK(cast_once(&r, NULL));
+    expect_whole(&r);
+    free(old.data);
+    rig_free(&r);
+}
+
+/* Stopped after the first shard was moved, and the second one lost: it is cast again. */
+T_TEST(half_moved_and_half_lost)
+{
+    struct rig r = rig_make(0);
+    char path[300];
+
+    make_model(&r);
+    make_out(&r);
+    snprintf(path, sizeof(path), "%s", in_folder("new/sub"));
+    r.o.progress = put_in_the_way;
+    r.o.progress_user = path;
+    expect_refused(&r, SIDE_IO, "Not a directory");
+    r.o.progress = NULL;
+    assert_int_equal(unlink(path) | unlink(in_folder("new/.cast-part/sub/m-2")), 0);
+    T_OK(cast_once(&r, NULL));
+    expect_model(&r);
+    rig_free(&r);
+}
+
 /* ---------------------------------------------------------------- what is not ours */
 
 T_TEST(names_that_cannot_be)
@@ -278,6 +347,21 @@ T_TEST(names_that_cannot_be)
     expect_refused(&r, SIDE_IO, "Not a directory");
     assert_false(exists(in_folder("link.cast-part")) || exists(in_folder("folder")) ||
                  exists(in_folder("link.cast-journal")) || exists(in_folder("nowhere")));
+    struct image input = read_file(r.in);
+    snprintf(r.out, sizeof(r.out), "%s/next", t_tmpdir());
+    assert_int_equal(symlink("victim", in_folder("next.cast-journal")), 0); /* nothing is written through a link */
+    expect_refused(&r, SIDE_IO, "cannot write");
+    assert_false(exists(in_folder("victim")));
+    assert_int_equal(unlink(in_folder("next.cast-journal")), 0);
+    snprintf(r.in, sizeof(r.in), "%s/next.cast-part", t_tmpdir());
+    write_bytes(r.in, input.data, input.bytes);
+    for (int i = 0; i < 2; i++) {
+        r.o.flags = i != 0 ? SIDE_CAST_RESTART : 0;
+        expect_refused(&r, SIDE_INVALID, "next.cast-part, which is the unfinished one of output");
+        assert_true(is_file(r.in, &input) && !exists(in_folder("next.cast-journal")));
+    }
+    r.o.flags = 0;
+    free(input.data);
     write_bytes(in_folder("a.npy"), "\x93NUMPY\1\0\x76\0{", 11);
     snprintf(r.in, sizeof(r.in), "%s/a.npy", t_tmpdir());
     snprintf(r.out, sizeof(r.out), "%s/new", t_tmpdir());
@@ -372,4 +456,6 @@ T_TEST(a_shard_was_changed)
 }
 
 T_MAIN(T(rights_of_a_file), T(read_only_and_gone_on_with), T(rights_of_a_folder), T(a_folder_stays_itself),
-       T(half_moved), T(made_meanwhile), T(names_that_cannot_be), T(restart_spares_strangers), T(a_shard_was_changed))
+       T(half_moved), T(made_meanwhile), T(an_old_one_is_not_the_new), T(half_moved_and_half_lost),
+       T(a_file_of_nobody_is_replaced), T(a_shard_s_name_is_ours), T(names_that_cannot_be), T(restart_spares_strangers),
+       T(a_shard_was_changed))
