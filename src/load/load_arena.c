@@ -96,6 +96,8 @@ side_status load_arena_make(side_load *l)
     pthread_mutex_lock(&l->mutex);
     l->next_arena++;
     r = set(l, a, base, data);
+    if (r != SIDE_OK) /* before anybody else gathers */
+        load_fail_locked(l, r);
     pthread_mutex_unlock(&l->mutex);
     return r;
 }

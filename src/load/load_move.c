@@ -103,23 +103,24 @@ static side_status flush(side_load *l, struct batch *b)
     return r;
 }
 
-/* Units that lie behind one another at both ends are one copy. In an arena, small gaps between them are copied along: nothing is there. (In the caller's
- * order something may be, and be in use.) */
-static bool joins(const side_load *l, const side_piece *last, const void *dst, const void *src, bool in_arena)
+/* Units of a piece that lie behind one another at both ends are one copy, if both ends are one block of memory each: drivers refuse copies that cross from one
+ * allocation into the next, and what the caller gave may be many that happen to be neighbours. Small gaps in an arena are copied along: nothing is there. (In
+ * the caller's order something may be, and be in use.) */
+static bool joins(const side_load *l, const side_piece *last, const void *dst, const void *src)
 {
     const size_t behind = (size_t)((const char *)src - (const char *)last->src);
 
     if ((size_t)((const char *)dst - (const char *)last->dst) != behind)
         return false;
     return behind == last->bytes ||
-           (in_arena && (l->options.flags & SIDE_LOAD_IN_ORDER) == 0 && behind - last->bytes <= LOAD_COPY_GAP);
+           ((l->options.flags & SIDE_LOAD_IN_ORDER) == 0 && behind - last->bytes <= LOAD_COPY_GAP);
 }
 
 /* Adds the copies of a filled slot's piece; what there is no room for goes at once. Locked. */
 static side_status add_units(side_load *l, const struct load_slot *s, struct batch *b)
 {
     const struct load_piece *piece = s->piece;
-    bool was_arena = false; /* slots may be neighbours too, but what is between pieces is not looked at here */
+    bool was_arena = false; /* the unit before, of this slot */
     side_status r = SIDE_OK;
 
     for (uint32_t i = 0; r == SIDE_OK && i < piece->units; i++) {
@@ -128,13 +129,12 @@ static side_status add_units(side_load *l, const struct load_slot *s, struct bat
         char *dst = load_part_data(&l->plan, p) + u->skip, *src = s->filled + u->at;
         side_piece *last = b->count > 0 ? &b->at[b->count - 1] : NULL;
 
-        const bool in_arena = p->arena != LOAD_NONE;
-        if (last != NULL && joins(l, last, dst, src, in_arena && was_arena)) {
+        const bool in_arena = p->arena != LOAD_NONE, both = in_arena && was_arena;
+        was_arena = in_arena;
+        if (both && last != NULL && joins(l, last, dst, src)) {
             last->bytes = (size_t)(src - (const char *)last->src) + u->bytes;
-            was_arena = in_arena;
             continue;
         }
-        was_arena = in_arena;
         if (b->count == LOAD_BATCH)
             r = flush(l, b);
         b->at[b->count++] = (side_piece){dst, src, u->bytes};
@@ -226,7 +226,7 @@ side_status load_unpark(side_load *l)
     struct load_slot **at = &l->parked;
     side_status r = SIDE_OK;
 
-    while (r == SIDE_OK && *at != NULL) {
+    while (r == SIDE_OK && *at != NULL && !atomic_load(&l->stop)) {
         struct load_slot *s = *at;
         if (l->plan.arenas[s->piece->arena].data == NULL) {
             at = &s->next;
@@ -389,6 +389,7 @@ static side_status drive(side_load *l)
             break;
         if (l->next_arena < l->plan.arena_count) {
             load_spent(l, l->queued != l->done ? SPENT_COPYING : SPENT_MEMORY);
+            since_ns = os_now_ns(); /* copies were not looked at meanwhile */
             continue;
         }
         if (l->queued != l->done) {
