@@ -194,6 +194,18 @@ def not_contiguous():
     return module
 
 
+def without(*keys, make=two_layers):
+    """A model with children that are None: those, which were there, and one of the first."""
+    def made():
+        model = make()
+        for key in keys:
+            setattr(model, key, None)
+        model[0].register_module("unset", None)
+        return model
+
+    return made
+
+
 def extra(*skip):
     state = {"weight": numbers(2), "child.weight": numbers(2, 2, first=5), "child.bias": numbers(2), "_extra_state": torch.tensor([7.0]),
              "made.weight": numbers(1, 1, first=9), "made.bias": numbers(1)}
@@ -259,6 +271,12 @@ CASES = {  # name: (model, file)
     "not contiguous": (not_contiguous, random_state(Net)),
     "script": (lambda: torch.jit.script(two_layers()), random_state(two_layers)),
     "parallel": (lambda: nn.DataParallel(Net()), {f"module.{name}": value for name, value in random_state(Net).items()}),
+    "no child": (without("1"), random_state(two_layers, **{"0.unset.a.b": numbers(2)})),
+    "no child, and names": (without("1"), random_state(two_layers, ["0.bias"], **dict.fromkeys(["1", "10.weight", "0.unset", "0.x.y"], numbers(2)))),
+    "no child's extra state": (without("1"), random_state(two_layers, **{"1._extra_state": numbers(1), "0._extra_state": numbers(1)})),
+    "no child, with a pre-hook": (without(make=with_pre_hook), HOOK | {"0.unset.weight": numbers(2)}),
+    "no child below a pre-hook": (without(make=with_root_hook), {f"model.{name}": value for name, value in random_state(two_layers).items()} |
+                                  {"model.0.unset.a": numbers(1)}),
     "LSTM": (lambda: nn.LSTM(2, 3), random_state(lambda: nn.LSTM(2, 3))),
 }
 

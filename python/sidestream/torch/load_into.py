@@ -31,6 +31,7 @@ class _Tree:
         self.own: set[str] = set()       # targets that load by rules
         self.ruled: tuple[str, ...] = ()  # prefixes: names that begin so do
         self.spared: set[str] = set()    # but not these
+        self.nobody: tuple[str, ...] = ()  # prefixes of children that are None: PyTorch takes what is there for them, and drops it
         self.hooked = False              # somebody is to be called, and may change what fits
         whole = getattr(model.load_state_dict, "__func__", None) is not Module.load_state_dict
         if whole:
@@ -60,6 +61,8 @@ class _Tree:
         for name, child in module._modules.items():
             if child is not None:
                 self._visit(child, f"{prefix}{name}.", own)
+            else:
+                self.nobody += (f"{prefix}{name}.",)
 
     def _has_rules(self, module: Module, prefix: str) -> bool:
         if module._load_state_dict_pre_hooks:
@@ -148,9 +151,9 @@ class _Plan:
 
     def foresee(self) -> tuple[list[str], list[str]]:
         """Names that are missing, and unexpected ones, if nobody has rules."""
-        expected = [*self.tree.targets, *self.tree.extra]
-        return ([name for name in expected if name not in self.names and name not in self.tree.optional],
-                [name for name in self.names if name not in self.tree.targets and name not in self.tree.extra])
+        tree = self.tree
+        return ([name for name in (*tree.targets, *tree.extra) if name not in self.names and name not in tree.optional],
+                [name for name in self.names if name not in tree.targets and name not in tree.extra and not name.startswith(tree.nobody)])
 
     def untie(self, missing: list[str], unexpected: list[str]) -> tuple[set[str], list[str]]:
         """As safetensors counts tied names: one is enough, and others are unexpected."""
