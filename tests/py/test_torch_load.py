@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import random
 import re
+import sys
 import threading
 import weakref
 
@@ -135,6 +136,59 @@ def test_garbage_is_looked_for_as_before(file, monkeypatch, enabled):
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_garbage_is_looked_for_after_an_interrupt(file, monkeypatch):
+    """Ctrl-C where Python looks for it first: when the call that stops the looks has returned."""
+    class Interrupted:
+        isenabled, enable = staticmethod(gc.isenabled), staticmethod(gc.enable)
+
+        @staticmethod
+        def disable():
+            gc.disable()
+            raise KeyboardInterrupt
+
+    was = gc.isenabled()
+    gc.enable()
+    try:
+        monkeypatch.setattr(load, "gc", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            st.load_file(file)
+        assert gc.isenabled()
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+@pytest.fixture(params=["default", "with"])
+def elsewhere(request):
+    """New tensors go to a device that has no memory, unless told."""
+    if request.param == "with":
+        with torch.device("meta"):
+            yield
+        return
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_another_default_device(tmp_path, device, elsewhere):
+    """Nothing goes there. Below 1 MiB a file, and above, where memory is mapped."""
+    for count in 10, 400000:
+        tensors = ALL | checkpoints.of(rows=("F32", (count, 2)))
+        path = checkpoints.write(tmp_path / "a.safetensors", tensors, pad=5)
+        check(st.load_file(path, device), tensors)
+        check(dict(st.stream(path, device)), tensors)
+        with st.safe_open(path, "pt", device) as opened:
+            check(opened.get_tensors(), tensors)
+            check({name: opened.get_tensor(name) for name in opened.keys()}, tensors)
+            check({name: opened.get_slice(name)[...] for name in opened.keys()}, tensors)
+            rows = opened.get_tensor("rows")
+            for key in slice(2, 5), (slice(None, 9, 2), 1), [1, 0], (slice(3), None):
+                part = opened.get_slice("rows")[key]
+                assert part.device.type == "cpu" and raw(part) == raw(rows[key].contiguous())
+            with pytest.raises(IndexError):
+                opened.get_slice("rows")[count]
 
 
 def test_tensors_outlive_the_file(file):
@@ -322,6 +376,99 @@ def test_loads_of_several_threads(file):
     assert not wrong
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """Loads whose ready() waits until it may: (it came, it may go on)."""
+    came, go = threading.Event(), threading.Event()
+    native = load._native.Load
+
+    class Held:
+        def __init__(self, *arguments, **more):
+            self.native = native(*arguments, **more)
+
+        def __getattr__(self, name):
+            return getattr(self.native, name)
+
+        def ready(self, *arguments):
+            came.set()
+            assert go.wait(60)
+            return self.native.ready(*arguments)
+
+    monkeypatch.setattr(load._native, "Load", Held)
+    return came, go
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stream_lets_one_thread_in(file, device, held):
+    came, go = held
+    tensors, got = st.stream(file, device), []
+    thread = threading.Thread(target=lambda: got.append(next(tensors)))
+    thread.start()
+    assert came.wait(60)
+    try:
+        for _ in range(2):
+            with pytest.raises(sidestream.WrongState, match="another thread is in next.*lock around next"):
+                next(tensors)
+            with pytest.raises(sidestream.WrongState, match="another thread is in next.*close it when"):
+                tensors.close()
+        assert len(tensors) == len(ALL) and tensors.stats()["parts"] == len(ALL)
+    finally:
+        go.set()
+        thread.join()
+    got.append(next(tensors))
+    assert len({name for name, _ in got}) == 2 and len(tensors) == len(ALL) - 2 and all(raw(tensor) == ALL[name][2] for name, tensor in got)
+    tensors.close()
+    assert tensors.stats() is None and list(tensors) == []
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_threads_that_share_a_stream(tmp_path, locked):
+    """Each tensor comes once, whether they lock or come again."""
+    many = checkpoints.of(**{f"t{i}": ("U8", (3,)) for i in range(2000)})
+    tensors, lock, got, wrong = st.stream(checkpoints.write(tmp_path / "a.safetensors", many)), threading.Lock(), [], []
+
+    def take():
+        while True:
+            try:
+                if locked:
+                    with lock:
+                        got.append(next(tensors))
+                else:
+                    got.append(next(tensors))
+            except StopIteration:
+                return
+            except sidestream.WrongState:
+                assert not locked
+            except BaseException as error:
+                wrong.append(error)
+                return
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong and len(got) == len(many) and tensors.stats() is None
+    check(dict(got), many)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_stream_that_nobody_has_ends_at_once(file, monkeypatch, taken):
+    ended = []
+    monkeypatch.setattr(load.Running, "__del__", lambda _: ended.append(1), raising=False)
+    tensors = st.stream(file)
+    for _ in range(taken):
+        next(tensors)
+    assert not ended
+    del tensors
+    assert ended == [1]
+
+
 # ---------------------------------------------------------------- safe_open
 
 INDICES = [slice(2, 5), slice(None), slice(-3, None, 2), slice(5, 2), (slice(1, 6, 3), slice(2, 3)), 3, -1, (2, slice(None, None, 2)),
@@ -471,6 +618,21 @@ def test_load_model_fills_what_is_there(tmp_path, device):
     wanted = st.load_file(path)
     assert all(raw(value) == raw(wanted[name]) for name, value in net.state_dict().items())
     assert net.first.weight._version > version and net.first.weight.requires_grad
+
+
+def test_load_model_under_another_default_device(tmp_path):
+    """Straight, converted, and by rules."""
+    path, wanted = net_file(tmp_path / "a.safetensors"), Net()
+    st.load_model(wanted, path)
+    for dtype in torch.float32, torch.bfloat16:
+        for hook in False, True:
+            net = Net(dtype)
+            if hook:
+                net.second.register_load_state_dict_pre_hook(lambda *_: None)
+            with torch.device("meta"):
+                assert st.load_model(net, path) == (set(), [])
+            for name, value in net.state_dict().items():
+                assert value.device.type == "cpu" and raw(value) == raw(wanted.state_dict()[name].to(value.dtype)), name
 
 
 @pytest.mark.parametrize("device", ["cpu", *GPU])

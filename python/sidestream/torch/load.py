@@ -5,14 +5,13 @@ for each of them.
 """
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Iterator
-from types import TracebackType
+from collections.abc import Generator, Iterable
+from types import GeneratorType, TracebackType
 from typing import Any, Self, cast
 
 import torch
@@ -104,7 +103,7 @@ class Where:
                 pass  # a kernel without them
             block = torch.frombuffer(pages, dtype=torch.uint8)
         else:
-            block = torch.empty(nbytes, dtype=torch.uint8, device=None if self.host else self.device)
+            block = torch.empty(nbytes, dtype=torch.uint8, device="cpu" if self.host else self.device)
         return block, block.data_ptr(), block
 
 
@@ -127,18 +126,6 @@ def backend_name(what: str, backend: str) -> str:
     return backend
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looks for garbage while many objects are made, which all stay: one may look at every object of the process."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Running:
     """A load under way, and the blocks that it fills."""
 
@@ -158,19 +145,27 @@ class Running:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that lies in the blocks, by name: each is no view of another, so that writing to one does not count as writing to the others."""
-        with _uncollected():
-            names, groups = self.load.columns()
-            result: dict[str | None, torch.Tensor] = dict.fromkeys(names)  # type: ignore[arg-type]  # in this order; groups come as they are
-            device = torch.device("cpu") if self.where.host else self.where.device
-            for arena, dtype, first, keys, elements, shapes, strides in groups:
-                empty = torch.empty(0, dtype=DTYPES[dtype], device=device)
-                if arena < 0:
-                    result.update(zip(keys, map(empty.new_empty, shapes)))
-                    continue
-                line = empty.set_(self.storages[arena], first, (sum(elements),), (1,))
-                # Of all that makes many tensors in one call, this makes them no views.
-                result.update(zip(keys, map(torch.Tensor.as_strided_, torch.unsafe_split_with_sizes(line, elements), shapes, strides)))
-            result.pop(None, None)  # what lies between tensors
+        enabled = gc.isenabled()
+        try:
+            gc.disable()  # many objects are made, which all stay: a look for garbage may be one at every object of the process
+            return self._make()
+        finally:
+            if enabled:
+                gc.enable()
+
+    def _make(self) -> dict[str, torch.Tensor]:
+        names, groups = self.load.columns()
+        result: dict[str | None, torch.Tensor] = dict.fromkeys(names)  # type: ignore[arg-type]  # in this order; groups come as they are
+        device = torch.device("cpu") if self.where.host else self.where.device
+        for arena, dtype, first, keys, elements, shapes, strides in groups:
+            empty = torch.empty(0, dtype=DTYPES[dtype], device=device)
+            if arena < 0:
+                result.update(zip(keys, map(empty.new_empty, shapes)))
+                continue
+            line = empty.set_(self.storages[arena], first, (sum(elements),), (1,))
+            # Of all that makes many tensors in one call, this makes them no views.
+            result.update(zip(keys, map(torch.Tensor.as_strided_, torch.unsafe_split_with_sizes(line, elements), shapes, strides)))
+        result.pop(None, None)  # what lies between tensors
         return cast(dict[str, torch.Tensor], result)
 
     def join(self) -> None:
@@ -214,61 +209,42 @@ def load_file(filename: Path, device: str | int | torch.device = "cpu", *, backe
         checkpoint.close()
 
 
-class TensorStream:
-    """What stream() returns: an iterator of (name, tensor)."""
+class _Flow:
+    """Where a stream is. It knows nothing of the TensorStream, which ends, and the load with it, when nobody has it any more."""
 
-    def __init__(self, filename: Path, device: str | int | torch.device, order: Iterable[str] | None, backend: str,
-                 lenient: bool) -> None:
-        backend = backend_name("stream", backend)
-        self._where = Where("stream", device)
-        self._at = 0
-        self._running: Running | None = None
+    def __init__(self, where: Where, checkpoint: _native.Checkpoint, parts: list[Part] | None, backend: str) -> None:
+        self.where = where
+        self.at = 0
+        self.count = len(checkpoint) if parts is None else len(parts)
+        self.running = Running(where, checkpoint, parts, in_order=parts is not None, backend=backend) if self.count > 0 else None
+        self._home = raw_stream(where.index) if where.index >= 0 else 0
         self._raw = -1
         self._stream: _native.Stream | None = None
-        self._count = 0
-        checkpoint = open_checkpoint(filename, lenient)
-        try:
-            parts = None if order is None else [(find(checkpoint, "stream", name), 0, 0, 0) for name in order]
-            count = len(checkpoint) if parts is None else len(parts)
-            if count > 0:
-                self._running = Running(self._where, checkpoint, parts, in_order=parts is not None, backend=backend)
-                self._count = count
-                self._home = raw_stream(self._where.index) if self._where.index >= 0 else 0
-        finally:
-            checkpoint.close()
 
-    def __iter__(self) -> Self:
-        return self
+    def walk(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """As a generator, it lets one thread in at a time, and no interrupt can leave it locked. It keeps neither tensors nor the load meanwhile."""
+        while not self._ended():
+            yield self._take()
 
-    def __len__(self) -> int:
-        """Tensors that are left."""
-        return self._count - self._at
-
-    def __next__(self) -> tuple[str, torch.Tensor]:
-        running = self._running
-        if running is None:
-            raise StopIteration
-        try:
-            if self._at == self._count:
-                running.join()
-                self.close()
-                raise StopIteration
-            return self._take(running)
-        except StopIteration:
-            raise
-        except BaseException:
+    def _ended(self) -> bool:
+        running = self.running
+        if running is not None and self.at == self.count:
+            running.join()
             self.close()
-            raise
+        return self.running is None
 
-    def _take(self, running: Running) -> tuple[str, torch.Tensor]:
-        at, load, where = self._at, running.load, self._where
+    def _take(self) -> tuple[str, torch.Tensor]:
+        running, at, where = self.running, self.at, self.where
+        if running is None:
+            raise _native.WrongState("next: another thread has closed this stream")
+        load = running.load
         while not load.ready(at + 1, _SLICE_S):
             pass  # signals are looked at
         load.wait(at, self._current())
         spec = load.spec(at)
         assert spec is not None  # no part has an address
         name, dtype, shape, strides, offset, arena = spec
-        self._at += 1
+        self.at += 1
         tensor = torch.empty(0, dtype=DTYPES[dtype], device="cpu" if where.host else where.device)
         if arena < 0:
             return name, tensor.new_empty(shape)
@@ -278,22 +254,72 @@ class TensorStream:
         return name, tensor.to(where.device) if where.move else tensor
 
     def _current(self) -> _native.Stream | None:
-        if self._where.index >= 0:
-            raw = raw_stream(self._where.index)
+        if self.where.index >= 0:
+            raw = raw_stream(self.where.index)
             if raw != self._raw:
-                self._raw, self._stream = raw, self._where.stream()
+                self._raw, self._stream = raw, self.where.stream()
         return self._stream
 
     def close(self) -> None:
-        """Ends the load; the tensors that were handed out stay."""
-        running, self._running = self._running, None
-        self._at = self._count
+        """WrongState while another thread is in a call of the load's: then nothing has changed."""
+        running = self.running
         if running is not None:
             running.load.close()
+        self.running = None
+        self.at = self.count
+
+
+def _is_of_this_frame(error: BaseException) -> bool:
+    """Whether what the caller caught is a ValueError of next() itself, for a generator that is in use, and none of the generator's."""
+    trace = error.__traceback__
+    return isinstance(error, ValueError) and trace is not None and trace.tb_next is None
+
+
+class TensorStream:
+    """What stream() returns: an iterator of (name, tensor), for one thread at a time."""
+
+    def __init__(self, filename: Path, device: str | int | torch.device, order: Iterable[str] | None, backend: str,
+                 lenient: bool) -> None:
+        backend = backend_name("stream", backend)
+        where = Where("stream", device)
+        checkpoint = open_checkpoint(filename, lenient)
+        try:
+            parts = None if order is None else [(find(checkpoint, "stream", name), 0, 0, 0) for name in order]
+            self._flow = _Flow(where, checkpoint, parts, backend)
+            self._items = cast("GeneratorType[tuple[str, torch.Tensor], None, None]", self._flow.walk())
+        finally:
+            checkpoint.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __len__(self) -> int:
+        """Tensors that are left."""
+        return self._flow.count - self._flow.at
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            if _is_of_this_frame(error):
+                raise _native.WrongState("next: another thread is in next() of this stream; give each thread a stream of its own, "
+                                         "or lock around next()") from None
+            if not self._items.gi_running:
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the load; the tensors that were handed out stay. WrongState while another thread is in next(): close again when that has returned."""
+        if self._items.gi_running:
+            raise _native.WrongState("close: another thread is in next() of this stream; close it when that has returned")
+        self._flow.close()
 
     def stats(self) -> dict[str, Any] | None:
         """How it goes: as last_load(), so far; None once it has ended."""
-        return None if self._running is None else self._running.load.stats()
+        running = self._flow.running
+        return None if running is None else running.load.stats()
 
     def __enter__(self) -> Self:
         return self
@@ -320,7 +346,7 @@ def stream(filename: Path, device: str | int | torch.device = "cpu", *, order: I
     load_file.
 
     The end of the iteration says that no file was changed meanwhile; until then a tensor may be of a file that somebody writes to. close(), or the
-    end of a `with`, ends the load early.
+    end of a `with`, ends the load early. Threads that share a stream lock around next(): one that comes while another is in it gets a WrongState.
 
     Raises what load_file does, and KeyError for a name in `order` that is not there."""
     return TensorStream(filename, device, order, backend, lenient)

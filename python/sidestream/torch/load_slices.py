@@ -89,7 +89,7 @@ class safe_open:
         """Memory that holds them, and where in it they begin, aligned for every type."""
         where = self._where
         if nbytes <= _SMALL and not where.simulated:
-            raw = torch.empty(nbytes, dtype=torch.uint8)
+            raw = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             self._checkpoint.read(number, begin, nbytes, raw.data_ptr())
             return (raw if where.host else raw.to(where.device)).untyped_storage(), 0
         running = Running(where, self._checkpoint, [(number, begin, nbytes, 0)], backend=self._backend)
@@ -131,7 +131,7 @@ class Slice:
         _, _, _, _, shape, _, nbytes, _, _ = self._info
         items = key if isinstance(key, tuple) else (key,)
         if all(_is_basic(item) for item in items):
-            torch.empty((), dtype=torch.uint8).expand(shape)[key]  # raises what the whole would
+            torch.empty((), dtype=torch.uint8, device="cpu").expand(shape)[key]  # raises what the whole would
         begin, read, rest = _narrow(shape, items)
         element = nbytes // math.prod(shape) if nbytes else 0
         whole = self._file._read(self._number, self._info, begin * element, math.prod(read) * element, read)
