@@ -186,20 +186,22 @@ static bool was_begun(const char *text)
     return strtoull(begin + 6, NULL, 16) == hash && strchr(begin, '\n') != NULL;
 }
 
-static size_t done_line(char line[LINE], uint64_t begin, size_t first, size_t end)
+/* Ends a line of n bytes with the hash of `begin` and itself; returns its length. */
+static size_t line_end(char line[LINE], uint64_t begin, int n)
 {
-    const int n = snprintf(line, LINE, "done %zu %zu ", first, end);
     const uint64_t hash = cast_hash(cast_hash(CAST_HASH, &begin, sizeof(begin)), line, (size_t)n);
 
     return (size_t)n + (size_t)snprintf(line + n, LINE - (size_t)n, "%016llx\n", (unsigned long long)hash);
 }
 
+static size_t done_line(char line[LINE], uint64_t begin, size_t first, size_t end)
+{
+    return line_end(line, begin, snprintf(line, LINE, "done %zu %zu ", first, end));
+}
+
 static size_t moving_line(char line[LINE], uint64_t begin, uint64_t inode)
 {
-    const int n = snprintf(line, LINE, "moving %llu ", (unsigned long long)inode);
-    const uint64_t hash = cast_hash(cast_hash(CAST_HASH, &begin, sizeof(begin)), line, (size_t)n);
-
-    return (size_t)n + (size_t)snprintf(line + n, LINE - (size_t)n, "%016llx\n", (unsigned long long)hash);
+    return line_end(line, begin, snprintf(line, LINE, "moving %llu ", (unsigned long long)inode));
 }
 
 static void read_done(side_cast *cast, const char *text)
@@ -225,23 +227,6 @@ static void read_done(side_cast *cast, const char *text)
     if (sscanf(line, "moving %llu ", &inode) == 1 &&
         strncmp(line, same, moving_line(same, cast->identity_hash, inode)) == 0)
         cast->moving = inode;
-}
-
-side_status cast_journal_moving(side_cast *cast)
-{
-    struct stat part;
-    char line[LINE];
-    size_t written = 0;
-
-    if (lstat(cast->part, &part) != 0)
-        return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot look at %s", ck_shown(cast->part));
-    const size_t n = moving_line(line, cast->identity_hash, part.st_ino);
-    if (os_pwrite_all(cast->journal_fd, line, n, cast->journal_end, &written) != SIDE_OK)
-        return error_set_errno(SIDE_IO, "side_cast_run", side_last_error()->os_errno, "cannot write %s",
-                               ck_shown(cast->journal));
-    if (fdatasync(cast->journal_fd) != 0 && errno != EINVAL && errno != ENOTSUP)
-        return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(cast->journal));
-    return SIDE_OK;
 }
 
 side_status cast_journal_begin(side_cast *cast)
@@ -397,27 +382,52 @@ static side_status sync_files(const side_cast *cast, const unsigned char *done)
     return SIDE_OK;
 }
 
+static side_status append(const side_cast *cast, const char *line, size_t bytes)
+{
+    size_t written = 0;
+
+    if (os_pwrite_all(cast->journal_fd, line, bytes, cast->journal_end, &written) == SIDE_OK)
+        return SIDE_OK;
+    return error_set_errno(SIDE_IO, "side_cast_run", side_last_error()->os_errno, "cannot write %s",
+                           ck_shown(cast->journal));
+}
+
+static side_status sync_journal(const side_cast *cast)
+{
+    if (fdatasync(cast->journal_fd) == 0 || errno == EINVAL || errno == ENOTSUP)
+        return SIDE_OK;
+    return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(cast->journal));
+}
+
 side_status cast_journal_note(side_cast *cast, const unsigned char *done)
 {
     side_status s = sync_files(cast, done);
     const size_t count = cast->plan.piece_count;
 
     for (size_t i = 0; s == SIDE_OK && i < count; i++) {
-        size_t first = i, written = 0;
+        size_t first = i;
         char line[LINE];
         while (i < count && done[i] && !cast->synced[i])
             i++;
         if (i == first)
             continue;
         const size_t n = done_line(line, cast->identity_hash, first, i);
-        s = os_pwrite_all(cast->journal_fd, line, n, cast->journal_end, &written);
+        s = append(cast, line, n);
         if (s != SIDE_OK)
-            return error_set_errno(SIDE_IO, "side_cast_run", side_last_error()->os_errno, "cannot write %s",
-                                   ck_shown(cast->journal));
+            return s;
         cast->journal_end += n;
         memset(cast->synced + first, 1, i - first);
     }
-    if (s == SIDE_OK && fdatasync(cast->journal_fd) != 0 && errno != EINVAL && errno != ENOTSUP)
-        s = error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot sync %s", ck_shown(cast->journal));
-    return s;
+    return s == SIDE_OK ? sync_journal(cast) : s;
+}
+
+side_status cast_journal_moving(side_cast *cast)
+{
+    struct stat part;
+    char line[LINE];
+
+    if (lstat(cast->part, &part) != 0)
+        return error_set_errno(SIDE_IO, "side_cast_run", errno, "cannot look at %s", ck_shown(cast->part));
+    const side_status s = append(cast, line, moving_line(line, cast->identity_hash, part.st_ino));
+    return s == SIDE_OK ? sync_journal(cast) : s;
 }

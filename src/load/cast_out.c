@@ -64,16 +64,19 @@ static side_status check_absent(const side_cast *cast, const char *given, int wh
 
 /* ---------------------------------------------------------------- what is there */
 
-static side_status is_no_input(const side_cast *cast, const struct stat *there)
+static bool is_input(const side_cast *cast, const struct stat *there)
 {
-    side_checkpoint_file_info info;
+    const side_checkpoint *ck = cast->checkpoint;
 
-    for (size_t i = 0; i < side_checkpoint_files(cast->checkpoint); i++)
-        if (side_checkpoint_file(cast->checkpoint, i, &info) == SIDE_OK && info.device == there->st_dev &&
-            info.inode == there->st_ino)
-            return error_set(SIDE_INVALID, where, "output %s is the input itself; give it another name",
-                             ck_shown(cast->out));
-    return SIDE_OK;
+    for (size_t i = 0; i < ck->file_count; i++)
+        if (ck->files[i].device == there->st_dev && ck->files[i].inode == there->st_ino)
+            return true;
+    return false;
+}
+
+static side_status the_input_itself(const side_cast *cast)
+{
+    return error_set(SIDE_INVALID, where, "output %s is the input itself; give it another name", ck_shown(cast->out));
 }
 
 /* Nothing is renamed over a mount point. Kernels before 5.8 do not tell: then by the device, which misses a file bound over another of its own. */
@@ -95,23 +98,18 @@ static bool is_mount_point(const char *path, const struct stat *there)
     return stat(parent, &above) == 0 && above.st_dev != there->st_dev;
 }
 
-/* What is unfinished is begun anew, and taken away at the end. */
+/* What is unfinished is begun anew, and taken away at the end. `from`: a folder may be the input, NULL: none is. */
 static side_status is_no_unfinished_input(const side_cast *cast, const struct stat *from, const char *path)
 {
     struct stat there;
-    side_status s = SIDE_OK;
 
     if (stat(path, &there) != 0)
         return SIDE_OK;
-    if (from != NULL && from->st_dev == there.st_dev && from->st_ino == there.st_ino)
-        s = SIDE_INVALID;
-    for (size_t i = 0; s == SIDE_OK && i < cast->checkpoint->file_count; i++)
-        if (cast->checkpoint->files[i].device == there.st_dev && cast->checkpoint->files[i].inode == there.st_ino)
-            s = SIDE_INVALID;
-    return s == SIDE_OK
-               ? s
-               : error_set(s, where, "the input is %s, which is the unfinished one of output %s; give another output",
-                           ck_shown(path), cast->out);
+    if (!is_input(cast, &there) && (from == NULL || from->st_dev != there.st_dev || from->st_ino != there.st_ino))
+        return SIDE_OK;
+    return error_set(SIDE_INVALID, where,
+                     "the input is %s, which is the unfinished one of output %s; give another output", ck_shown(path),
+                     cast->out);
 }
 
 static side_status look_at_file(side_cast *cast, const struct stat *there)
@@ -127,7 +125,7 @@ static side_status look_at_file(side_cast *cast, const struct stat *there)
         return error_set(SIDE_INVALID, where,
                          "output %s is a mount point, which no other file can replace; name another file",
                          ck_shown(cast->out));
-    return is_no_input(cast, there);
+    return is_input(cast, there) ? the_input_itself(cast) : SIDE_OK;
 }
 
 /* An entry of the folder that is not of a cast into it. */
@@ -206,7 +204,6 @@ side_status cast_paths(side_cast *cast, const char *in, const char *out)
     if (s != SIDE_OK || !cast->there)
         return s;
     if (found && from.st_dev == there.st_dev && from.st_ino == there.st_ino)
-        return error_set(SIDE_INVALID, where, "output %s is the input itself; give it another name",
-                         ck_shown(cast->out));
+        return the_input_itself(cast);
     return cast->folder ? look_at_folder(cast, &there) : look_at_file(cast, &there);
 }

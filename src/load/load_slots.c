@@ -9,8 +9,8 @@
 #include "os.h"
 
 #define WHERE "side_load_start"
-/* Measured on an H200 with a link of 55 GB/s (docs/load-a-checkpoint.md): pieces of 1 MiB cost too many calls; larger ones, or more of them, are out of the processor's
- * caches before they are copied, which takes memory bandwidth twice. */
+/* Measured on an H200 (docs/design.md, "Filled slots go together"): larger pieces, or more of them, are out of the processor's caches before they are copied, which takes
+ * memory bandwidth twice. */
 #define PIECE_BYTES  ((size_t)2 << 20)
 #define PINNED_BYTES ((size_t)80 << 20)
 #define STEP_BYTES   ((size_t)16 << 20) /* the pool pins that much at once, and no more */

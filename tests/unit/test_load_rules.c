@@ -3,7 +3,6 @@
  * What a load promises besides the right bytes: order, layout, what it costs the device, what it refuses and how it says so. */
 #include "load_help.h"
 #include "load_private.h"
-#include "ring.h"
 
 #include <errno.h>
 #include <sys/wait.h>
@@ -93,40 +92,6 @@ T_TEST(full_slots_go_together)
         load_close(dev);
         unsetenv("SIDESTREAM_DISABLE");
     }
-}
-
-/* ---------------------------------------------------------------- io_uring */
-
-static atomic_uint tables, updates;
-
-static int count_tables(enum io_call call, int fd, uint64_t what, size_t *bytes)
-{
-    (void)fd, (void)bytes;
-    if (call == IO_RING_REGISTER && what == RING_TABLE)
-        atomic_fetch_add(&tables, 1);
-    if (call == IO_RING_REGISTER && what == RING_TABLE_UPDATE)
-        atomic_fetch_add(&updates, 1);
-    return 0;
-}
-
-T_TEST(slots_are_registered)
-{
-    side_device *dev = load_device("", 1);
-    t_rng rng = t_rng_make(5);
-    struct load_rig r;
-
-    load_rig_init(&r, dev, true, 3, &rng);
-    r.o.backend = SIDE_LOAD_URING;
-    io_test = count_tables;
-    if (side_load_start(dev, r.ck, &r.o, &r.load) == SIDE_OK)
-        T_OK(load_look(&r, &rng));
-    load_rig_finish(&r);
-    io_test = NULL;
-    load_close(dev);
-    if (atomic_load(&tables) == 0)
-        T_SKIP("no io_uring here");
-    assert_int_equal(atomic_load(&tables), 1);
-    assert_true(atomic_load(&updates) >= 1);
 }
 
 /* ---------------------------------------------------------------- layout */
@@ -490,5 +455,5 @@ T_TEST(pinning_within_the_plan_counts)
 }
 
 T_MAIN(T(limits_are_told_where_they_can_be), T(pinning_within_the_plan_counts), T(order_is_the_caller_s),
-       T(full_slots_go_together), T(slots_are_registered), T(layout_follows_the_file), T(tensors_cost_no_events),
-       T(bad_options), T(states), T(memory_is_written_after_its_stream), T(forked_children_may_not))
+       T(full_slots_go_together), T(layout_follows_the_file), T(tensors_cost_no_events), T(bad_options), T(states),
+       T(memory_is_written_after_its_stream), T(forked_children_may_not))
